@@ -25,6 +25,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "long_job.py")
 COMMAND = [sys.executable, "-m", "trimcp.cli"]
 SECONDS = 120.0
 ROUNDS = max(1, int(os.environ.get("TRIMCP_REPLICAS_SECONDS", "8")) // 8)
+FAULTS = ["killed"] if ROUNDS == 1 else ["killed", "cut", "stopped", "full"]  # of Redis
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -214,16 +215,29 @@ async def test_a_worker_that_stood_still_has_lost_its_job(url: str) -> None:
 
 
 @pytest.mark.needs("redis-server")
-async def test_a_job_survives_a_redis_that_is_killed() -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_jobs_survive_what_happens_to_redis(fault: str) -> None:
     port, client = free_port(), trimcp.Client("test", tasks=True)
     with redis_server() as server:
         async with leaving(port, server.url), worker(server.url), client.connect(at(port)) as session:
-            task, id = await start(session, 30)
+            jobs = [await start(session, 30) for _ in range(3)]
             for number in (3, 10):
-                await reached(task, number)
-                server.kill()
-                server.start()
-            check(await result_of(session, id), 30, begun=1)
+                await reached(jobs[0][0], number)
+                if fault == "killed":
+                    server.kill()
+                    server.start()
+                elif fault == "cut":
+                    server.say("CLIENT KILL TYPE normal SKIPME yes")
+                elif fault == "stopped":
+                    with server.stopped():
+                        await trio.sleep(3)  # longer than their lease
+                else:
+                    assert server.say("CONFIG SET maxmemory 1") == b"+OK\r\n"
+                    await trio.sleep(1)
+                    server.say("CONFIG SET maxmemory 0")
+            for _, id in jobs:
+                done = await result_of(session, id)
+                check(done, 30, begun=1 if fault == "killed" else len(done["begun"]))
 
 
 @pytest.mark.slow
