@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 
 from trimcp.errors import AuthorizationError
-from trimcp.support.addresses import PORTS, bracketed, is_loopback
+from trimcp.support.addresses import PORTS, authority, is_loopback
 from trimcp.support.bounds import TOKEN
 
 T = TypeVar("T")
@@ -134,8 +134,7 @@ def origin_of(url: str) -> str:
 
 
 def _host(parts: SplitResult) -> str:
-    host = bracketed((parts.hostname or "").lower())
-    return host if parts.port in (None, PORTS.get(parts.scheme.lower())) else f"{host}:{parts.port}"
+    return authority((parts.hostname or "").lower(), parts.port, PORTS.get(parts.scheme.lower()))
 
 
 def host_of(url: str) -> str:

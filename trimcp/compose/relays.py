@@ -168,9 +168,8 @@ class Relays:
             return None
         if not session.transport.single_request:
             return session
-        address = None if job.origin is None else job.origin.client
         declared = encode(converter_for(LATEST).dump(ctx.capabilities))
-        return owner_of(ctx.principal, address), declared, None if ctx.peer is None else ctx.peer.name
+        return owner_of(ctx.principal, job.client), declared, None if ctx.peer is None else ctx.peer.name
 
     @property
     def asks_apart(self) -> bool:

@@ -193,8 +193,8 @@ class Audit:
             "request_bytes": job.size,
             "reply_bytes": 0 if reply is None else len(reply),
         }
-        if job.origin is not None and job.origin.client is not None:
-            record["address"] = harmless(job.origin.client)
+        if job.client is not None:
+            record["address"] = harmless(job.client)
         if admission.principal is not None:
             record["principal"] = harmless(admission.principal)
         if admission.peer is not None:

@@ -168,7 +168,7 @@ class ServedTasks(TaskSettings):
     async def _begin(self, runs: TaskRuns, rule: TaskRule, ctx: Context[Any]) -> Any:
         """Begin a task, and return its result if that is soon there, else the task once it is kept."""
         _, job = ctx.internals
-        owner = owner_of(ctx.principal, None if job.origin is None else job.origin.client)
+        owner = owner_of(ctx.principal, job.client)
         stored = await self.store.count(owner)
         # Counted after it: those that begin now are not stored yet.
         unfinished = sum(run.kept.owner == owner and not run.kept.ended for run in runs.tasks.values())
@@ -191,7 +191,7 @@ class ServedTasks(TaskSettings):
         )
         if self.workers:
             return await self._leave(runs, rule, ctx, kept)
-        run = TaskRun(runs, kept, ctx.principal, job.headers, None if job.origin is None else job.origin.client)
+        run = TaskRun(runs, kept, ctx.principal, job.headers, job.client)
         if not runs.admit(run, job.size + RECORD):
             raise ErrorReply(OVERLOADED, "no room for another task; try again later")
         run.foreground = None if rule.required else ctx

@@ -513,7 +513,7 @@ def client_key(ctx: Context[Any]) -> Hashable:
     session, job = ctx.internals
     if not session.transport.single_request:
         return session
-    return owner_of(ctx.principal, None if job.origin is None else job.origin.client)
+    return owner_of(ctx.principal, job.client)
 
 
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)

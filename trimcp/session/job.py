@@ -276,6 +276,11 @@ class Job:
         return {name: one_line(text, _LONGEST_ID) for name, text in ids.items()}
 
     @property
+    def client(self) -> str | None:
+        """What its origin says of the client, such as its address; None if nothing."""
+        return None if self.origin is None else self.origin.client
+
+    @property
     def questions(self) -> Asked | None:
         """What it asked when re-running, if anything."""
         return None if self.extras is None else self.extras.questions

@@ -15,6 +15,11 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def authority(host: str, port: int | None, default: int | None) -> str:
+    """Return what a URL and the header Host have of a host and its port, which the default of the scheme is not."""
+    return bracketed(host) if port in (None, default) else host_port(host, port)
+
+
 def host_port(host: str, port: object) -> str:
     """Return "127.0.0.1:8000" or "[::1]:8000"."""
     return f"{bracketed(host)}:{port}"

@@ -19,7 +19,7 @@ import trio
 
 from trimcp.channel import Link
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.support.addresses import PORTS, bracketed
+from trimcp.support.addresses import PORTS, authority
 from trimcp.support.bounds import check_texts, checked, is_token
 from trimcp.support.nurseries import leaves
 
@@ -45,10 +45,7 @@ def normal_url(url: str) -> str | None:
         return None
     if parts.scheme not in PORTS or not host or port == 0 or any(each in host for each in ' "<>\\^`{|}'):
         return None
-    place = bracketed(host)
-    if port is not None and port != PORTS[parts.scheme]:
-        place += f":{port}"
-    path = quote(parts.path or "/", safe=_PATH)
+    place, path = authority(host, port, PORTS[parts.scheme]), quote(parts.path or "/", safe=_PATH)
     return urlunsplit((parts.scheme, place, path, quote(parts.query, safe=_QUERY), ""))
 
 
@@ -142,8 +139,7 @@ def masked_url(url: str, *, path: bool = False) -> str:
     `path`: keep the path, so that a user can distinguish several URLs.
     """
     parts = urlsplit(url)
-    host = bracketed(f"{parts.hostname}")
-    place = f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}"
+    place = f"{parts.scheme}://{authority(str(parts.hostname), parts.port, 0)}"
     return f"{place}{parts.path or '/'}{'?...' if parts.query else ''}" if path else f"{place}/..."
 
 

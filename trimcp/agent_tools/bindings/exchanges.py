@@ -66,8 +66,7 @@ class AgentPort:
     def caller(self, head: Head) -> AgentCaller:
         """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""
         said = head.headers.get(AGENT_HEADER)
-        address = head.peer.rpartition(":")[0] or None
-        return self.run.caller(head.principal, address, said, loopback=is_local(head))
+        return self.run.caller(head.principal, head.address or None, said, loopback=is_local(head))
 
     async def serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
         """Serve a connection whose two directions go their own ways, until it ends or its caller's token expires."""
@@ -93,7 +92,7 @@ class AgentPort:
 
 def is_local(head: Head) -> bool:
     """Return whether a request was sent from this machine, as far as its head and its connection tell."""
-    here = head.peer == "unix" or is_loopback_address(head.peer.rpartition(":")[0]) is True
+    here = head.peer == "unix" or is_loopback_address(head.address) is True
     return here and head.loopback and _PROXIED.isdisjoint(head.headers)
 
 

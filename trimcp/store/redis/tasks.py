@@ -380,17 +380,10 @@ class RedisTasks(TaskStore):
             if pairs:
                 await self._script(_FORGET, keys, *values)
 
-    async def news(self, seen: int) -> int:
-        while self._count <= seen:
-            await self._told.wait()
-        return self._count
-
     def _hear(self, entries: list[Entry] | None) -> None:
         own = self._redis.token.encode()
         if entries is None or any(fields.get(b"by") != own for _, fields in entries):
-            self._count += 1
-            self._told.set()
-            self._told = trio.Event()
+            self._notify()
 
 
 def _member(owner: str, id: str) -> str:

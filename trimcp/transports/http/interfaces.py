@@ -102,6 +102,11 @@ class Head:
         )
 
     @property
+    def address(self) -> str:
+        """The client's address without its port; "" for a Unix socket."""
+        return self.peer.rpartition(":")[0]
+
+    @property
     def link(self) -> Link:
         """How the client has come here."""
         if self.websocket:

@@ -12,7 +12,7 @@ import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.support.addresses import bracketed
+from trimcp.support.addresses import authority
 from trimcp.support.bounds import checked
 from trimcp.transports.targets import StreamServer, checked_url, link_to, shown_url, status_text
 from trimcp.transports.trace import traced
@@ -41,8 +41,7 @@ def _host(parts: SplitResult) -> str:
     """Return the value of the header Host."""
     if parts.scheme == _UNIX:
         return "localhost"
-    host = bracketed(parts.hostname or "")
-    return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
+    return authority(parts.hostname or "", parts.port, _PORTS[parts.scheme])
 
 
 @attrs.frozen(field_transformer=checked())

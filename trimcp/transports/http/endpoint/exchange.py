@@ -170,7 +170,7 @@ class Exchange(Handler, StreamSink):
 
     @property
     def client(self) -> str:
-        return self.head.peer.rpartition(":")[0]
+        return self.head.address
 
     @property
     def sink(self) -> Sink:
