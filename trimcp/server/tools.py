@@ -155,10 +155,8 @@ class ToolEntry:
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
-            if self.permission is not None:
-                await self.permission.obtain(ctx, self.listed.name, arguments)
-            if self.confirmation is not None:
-                await self.confirmation.obtain(ctx, arguments)
+            if self.permission is not None or self.confirmation is not None:
+                await self.obtain(ctx, arguments)
             if self.timeout is not None:
                 value = await self._timed(pools, ctx, arguments, self.timeout)
             elif self.quota is None and not pools.bounded:  # as `in_turn` decides; saves most calls one function call
@@ -174,6 +172,13 @@ class ToolEntry:
             if text is None:
                 raise
             return failed_call(text)
+
+    async def obtain(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
+        """Return once its `allow` function, and the user if that or the tool asks, allow a call. Raises ErrorReply."""
+        if self.permission is not None:
+            await self.permission.obtain(ctx, self.listed.name, arguments)
+        if self.confirmation is not None:
+            await self.confirmation.obtain(ctx, arguments)
 
     def check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
         """Check the headers that repeat arguments, see `check_headers`."""
