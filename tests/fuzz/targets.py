@@ -17,7 +17,7 @@ from trimcp.channel import Kind, Outgoing
 from trimcp.framing import lines, sse
 from trimcp.framing.frames import FrameGate
 from trimcp.framing.headers import check_request, decode_value, encode_value, find_mirrors
-from trimcp.protocol.events import BatchReceived, RequestReceived, Settled
+from trimcp.protocol.events import AnsweredByEngine, BatchReceived, RequestReceived
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
@@ -306,7 +306,7 @@ def gather_batches(data: bytes) -> None:
             waiting += [(id, sink) for id in ids]
             handed += early
             members = [RequestReceived(id, nothing, None, {}, nothing) for id in ids]
-            sink.expect(BatchReceived((*members, *(Settled(id, "ping", b"%d" % id) for id in early))))
+            sink.expect(BatchReceived((*members, *(AnsweredByEngine(id, "ping", b"%d" % id) for id in early))))
         elif waiting:
             id, sink = waiting.pop(number % len(waiting))
             if kind == 1:

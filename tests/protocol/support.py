@@ -10,7 +10,7 @@ import orjson
 
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.connection import Connection
-from trimcp.protocol.events import Event, Rejected, Replied, RequestReceived, Settled
+from trimcp.protocol.events import AnsweredByEngine, Event, Rejected, Replied, RequestReceived
 from trimcp.protocol.profile import Profile, Role
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, ServerCapabilities
 from trimcp.wire.common import Implementation
@@ -61,7 +61,7 @@ def tell(engine: Connection, method: str, params: Any = None) -> Event:
 
 def reply_of(event: Event) -> Any:
     """Return the reply an event carries, as JSON."""
-    assert isinstance(event, Settled | Rejected), event
+    assert isinstance(event, AnsweredByEngine | Rejected), event
     assert event.reply is not None
     return orjson.loads(event.reply)
 

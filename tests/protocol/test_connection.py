@@ -28,6 +28,7 @@ from trimcp.errors import ConnectionLost, ErrorReply, InvalidReply, LocalError, 
 from trimcp.principal import Principal
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
+    AnsweredByEngine,
     BatchReceived,
     Cancelled,
     Ignored,
@@ -36,7 +37,6 @@ from trimcp.protocol.events import (
     Rejected,
     Replied,
     RequestReceived,
-    Settled,
 )
 from trimcp.protocol.states import Handshake, Inbound
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
@@ -221,7 +221,7 @@ def test_cancelling_what_is_not_under_way_is_nothing(params: Any) -> None:
 def test_initialize_cannot_be_cancelled() -> None:
     engine = server()
     params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
-    assert isinstance(ask(engine, 0, "initialize", params), Settled)
+    assert isinstance(ask(engine, 0, "initialize", params), AnsweredByEngine)
     assert isinstance(tell(engine, "notifications/cancelled", {"requestId": 0}), Ignored)
     assert engine.legacy.agreed
 
@@ -488,7 +488,7 @@ def test_a_method_of_the_other_direction_is_unknown_even_with_a_handler(revision
 def test_a_server_asks_nothing_but_ping_before_its_client_is_initialized() -> None:
     engine = server()
     params = {"protocolVersion": LATEST_LEGACY.name, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
-    assert isinstance(ask(engine, 0, "initialize", params), Settled)
+    assert isinstance(ask(engine, 0, "initialize", params), AnsweredByEngine)
     engine.may_call(engine.method("ping"))
     with pytest.raises(LocalError, match="before the connection is initialized"):
         engine.may_call(engine.method("roots/list"))
@@ -593,7 +593,7 @@ def test_an_array_is_taken_member_by_member() -> None:
     )
     assert isinstance(event, BatchReceived)
     kinds = [type(member) for member in event.events]
-    assert kinds == [RequestReceived, Notified, Rejected, Rejected, Settled, Replied, Rejected, Rejected]
+    assert kinds == [RequestReceived, Notified, Rejected, Rejected, AnsweredByEngine, Replied, Rejected, Rejected]
     assert code_of(event.events[6]) == INVALID_REQUEST
     assert list(engine.inbound) == [1]
 

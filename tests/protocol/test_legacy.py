@@ -9,7 +9,7 @@ import pytest
 
 from tests.protocol.support import LEGACY, ConnectionPair, agreed, ask, client, code_of, reply_of, server, tell
 from trimcp.errors import InvalidReply, LocalError
-from trimcp.protocol.events import Ignored, Notified, Rejected, Replied, Settled
+from trimcp.protocol.events import AnsweredByEngine, Ignored, Notified, Rejected, Replied
 from trimcp.protocol.states import Handshake
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
@@ -59,7 +59,7 @@ def test_both_sides_agree(revision: Revision) -> None:
 def test_a_server_agrees_if_it_can_and_else_offers_its_newest(asked: str, offered: Any, answered: Revision) -> None:
     engine = server(revisions=offered)
     event = ask(engine, 0, "initialize", _params(asked))
-    assert isinstance(event, Settled)
+    assert isinstance(event, AnsweredByEngine)
     assert reply_of(event)["result"]["protocolVersion"] == answered.name
     assert engine.revision is answered
     assert engine.legacy.handshake is Handshake.AGREED
@@ -80,7 +80,7 @@ def test_a_refused_initialize_leaves_the_door_open(params: Any) -> None:
     event = ask(engine, 0, "initialize", params)
     assert code_of(event) == INVALID_PARAMS
     assert engine.legacy.handshake is Handshake.NEW
-    assert isinstance(ask(engine, 1, "initialize", _params("2025-06-18")), Settled)
+    assert isinstance(ask(engine, 1, "initialize", _params("2025-06-18")), AnsweredByEngine)
 
 
 def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
@@ -169,7 +169,7 @@ def test_a_server_that_lives_in_the_past_looks_like_one() -> None:
         "io.modelcontextprotocol/clientCapabilities": {},
     }
     assert code_of(ask(engine, 1, "server/discover", {"_meta": meta})) == INVALID_REQUEST
-    assert isinstance(ask(engine, 1, "initialize", _params("2025-06-18")), Settled)
+    assert isinstance(ask(engine, 1, "initialize", _params("2025-06-18")), AnsweredByEngine)
     tell(engine, "notifications/initialized")
     assert code_of(ask(engine, 1, "server/discover", {"_meta": meta})) == METHOD_NOT_FOUND
 
@@ -228,7 +228,7 @@ def test_only_ping_goes_out_before_the_handshake_is_done() -> None:
 def test_a_server_may_ping_its_client_at_any_time() -> None:
     for engine in (client(), _offered(), ConnectionPair().open(V2025_11_25).client):
         event = ask(engine, "p", "ping")
-        assert isinstance(event, Settled)
+        assert isinstance(event, AnsweredByEngine)
         assert reply_of(event) == {"jsonrpc": "2.0", "id": "p", "result": {}}
 
 

@@ -20,6 +20,7 @@ from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.connection import Connection, OutboundRequest
 from trimcp.protocol.events import (
+    AnsweredByEngine,
     BatchReceived,
     Cancelled,
     Event,
@@ -30,7 +31,6 @@ from trimcp.protocol.events import (
     Rejected,
     Replied,
     RequestReceived,
-    Settled,
 )
 from trimcp.protocol.profile import Role
 from trimcp.protocol.states import Handshake, Inbound
@@ -172,7 +172,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert event.method.name in self.engine.served
             self.theirs[key(id)] = self.engine.inbound[id]
             return
-        assert isinstance(event, Settled | Rejected), event
+        assert isinstance(event, AnsweredByEngine | Rejected), event
         self._answered(id, event.reply)
 
     def _answered(self, id: RequestId, reply: bytes | None) -> None:

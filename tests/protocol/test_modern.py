@@ -25,7 +25,7 @@ from tests.protocol.support import (
 )
 from trimcp.errors import InvalidReply
 from trimcp.protocol.connection import Encoded
-from trimcp.protocol.events import RequestReceived, Settled
+from trimcp.protocol.events import AnsweredByEngine, RequestReceived
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from trimcp.wire.common import Icon
@@ -160,7 +160,7 @@ def test_both_eras_live_on_one_connection() -> None:
 
 def test_discover_names_only_what_a_request_may_carry() -> None:
     event = ask(server(), 1, "server/discover", {"_meta": envelope()})
-    assert isinstance(event, Settled)
+    assert isinstance(event, AnsweredByEngine)
     result = reply_of(event)["result"]
     assert result["supportedVersions"] == [V2026_07_28.name]
     assert result["instructions"] == "Be brief."

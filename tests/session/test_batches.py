@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from trimcp.channel import Kind, Outgoing
-from trimcp.protocol.events import BatchReceived, Event, Ignored, Rejected, RequestReceived, Settled
+from trimcp.protocol.events import AnsweredByEngine, BatchReceived, Event, Ignored, Rejected, RequestReceived
 from trimcp.session.facts import HeldReplies
 from trimcp.session.queues import BatchSink, Outbox
 from trimcp.wire.jsonrpc import RequestId
@@ -34,8 +34,8 @@ def asked(*ids: RequestId) -> list[RequestReceived]:
     return [RequestReceived(id, nothing, None, {}, nothing) for id in ids]
 
 
-def known(reply: bytes) -> Settled:
-    return Settled(0, "ping", reply)
+def known(reply: bytes) -> AnsweredByEngine:
+    return AnsweredByEngine(0, "ping", reply)
 
 
 def outbox() -> Outbox:

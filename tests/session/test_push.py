@@ -218,7 +218,7 @@ async def test_a_transport_can_say_that_one_answer_will_not_come(autojump_clock:
 
 async def ask_once(running: Any, name: str, road: Road) -> Any:
     """Let a session of its own answer one call of the modern era, and close it as a host does."""
-    pushed = running.open_brief()
+    pushed = running.open_for_one()
     pushed.deliver([modern_call(1, name, road)])
     await trio.testing.wait_all_tasks_blocked()
     pushed.close()
@@ -230,10 +230,10 @@ async def test_a_brief_session_that_kept_nothing_serves_another_request(autojump
     async with server.running() as running:
         first = await ask_once(running, "quick", road)
         assert not running.sessions, "it is nobody's meanwhile"
-        second = running.open_brief()
+        second = running.open_for_one()
         assert second is first
         assert set(running.sessions) == {second.session}
-        assert running.open_brief() is not first, "one that is in use is not given to another"
+        assert running.open_for_one() is not first, "one that is in use is not given to another"
         assert [outgoing.error for outgoing in road.posted] == [None]
 
 
@@ -243,13 +243,13 @@ async def test_a_brief_session_that_kept_something_ends(left: str, autojump_cloc
     async with server.running() as running:
         pushed = await ask_once(running, {"work": "begin", "job": "wait"}.get(left, "quick"), road)
         if left in ("thread", "notice"):
-            pushed = running.open_brief()
+            pushed = running.open_for_one()
             pushed.session.jobs.abandoned_threads = int(left == "thread")
             if left == "notice":
                 pushed.session.counts.drop("logs")
             pushed.close()
         assert pushed.session.closed.is_set()
-        assert running.open_brief() is not pushed
+        assert running.open_for_one() is not pushed
 
 
 async def test_a_brief_session_ends_with_its_request_for_whoever_remembers_it(autojump_clock: Any) -> None:
@@ -263,7 +263,7 @@ async def test_a_brief_session_ends_with_its_request_for_whoever_remembers_it(au
 
     async with server.running() as running:
         first = await ask_once(running, "remember", road)
-        assert running.open_brief() is first
+        assert running.open_for_one() is first
         with pytest.raises(LocalError, match="the session has ended"):
             kept[0].start_soon(trio.sleep, 1)
 
@@ -271,11 +271,11 @@ async def test_a_brief_session_ends_with_its_request_for_whoever_remembers_it(au
 async def test_no_session_is_kept_for_a_server_that_drains(autojump_clock: Any) -> None:
     server, road = make_server(), Road()
     async with server.running() as running:
-        pushed = running.open_brief()
+        pushed = running.open_for_one()
         await ask_once(running, "quick", road)
         await running.drain(1)
         pushed.close()
         assert pushed.session.closed.is_set()
-        late = running.open_brief()
+        late = running.open_for_one()
         late.deliver([modern_call(2, "quick", road)])
         assert [outgoing.error for outgoing in road.posted] == [None, CANCELLED_BY_DRAIN]

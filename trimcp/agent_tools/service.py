@@ -186,7 +186,7 @@ class AgentRun:
                 return call
         own = None
         if session is None:
-            own = self.server.open_brief(holding, via)
+            own = self.server.open_for_one(holding, via)
             session = own.session
         id = next(self._ids)
         of = (self, request, caller, context, entry, out, on_answer, session, own, id, translate, transport)

@@ -74,7 +74,7 @@ class _Verified:
     principal: Principal
     since: float  # a clock that is set back prolongs nothing
     until: float
-    settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
+    reusable: bool  # shown as a bearer token it is good for every request, with nothing more to judge
 
 
 @attrs.define(eq=False, field_transformer=checked(zero=("skew",)))
@@ -230,7 +230,7 @@ class ResourceServer:
         if found is None or not found.since <= self.now() < found.until:
             return self._verify(head, scheme, token, digest)
         self._verified.move_to_end(digest)
-        if found.settled and scheme == "bearer":
+        if found.reusable and scheme == "bearer":
             return found.principal
         return self._allowed(head, scheme, token, found)
 

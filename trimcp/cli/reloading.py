@@ -111,7 +111,7 @@ class Version:
     failed: bool = attrs.field(init=False, default=False)  # it has answered one of them with an error
     retired: trio.Event = attrs.field(init=False, factory=trio.Event)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
-    settled: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing is under way there
+    idle: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing is under way there
     sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
 
@@ -164,7 +164,7 @@ class Reloader:
                 taken.set()
                 await version.retired.wait()
                 with trio.move_on_after(self.grace):
-                    await version.settled.wait()
+                    await version.idle.wait()
         except LocalError as error:
             say(f"trimcp: {error}")
             self._failed()
@@ -208,20 +208,20 @@ class Reloader:
             return
         say(f"trimcp: version {version.number} serves from now on")
         if old is not None:
-            self._settle(old)
+            self._note_idle(old)
             old.retired.set()
         if self._initialized:
             for name in _LISTS:
                 await self._tell({"jsonrpc": "2.0", "method": f"notifications/{name}/list_changed"})
 
-    def _settle(self, version: Version) -> None:
+    def _note_idle(self, version: Version) -> None:
         if version not in self._calls.values():
-            version.settled.set()
+            version.idle.set()
 
     async def drain(self) -> None:
         """Let the newest version answer what is under way, for a while."""
         if (version := self._newest) is not None:
-            self._settle(version)
+            self._note_idle(version)
             version.retired.set()
             with trio.move_on_after(self.grace + _LAST_ANSWERS):
                 await version.over.wait()
@@ -244,7 +244,7 @@ class Reloader:
             self._newest = None
             version.retired.set()
             say("trimcp: the server has ended; it starts again when a file changes")
-        version.settled.set()
+        version.idle.set()
 
     async def _heard(self, version: Version, message: Any) -> None:
         match message:
@@ -257,7 +257,7 @@ class Reloader:
                 said = _error(id, message.message) if isinstance(message, Lost) else as_json(message)
                 await self._tell(said)
                 if version.retired.is_set():
-                    self._settle(version)
+                    self._note_idle(version)
             case Request(id=id):
                 # Versions number their questions alike.
                 name = f"{version.number}-{id}"

@@ -130,7 +130,7 @@ class ClientSession:
     is gone, `LocalError` if the request cannot be sent, and `trio.TooSlowError` after the client's `request_timeout`
     or `max_request_time`.
 
-    It has more than 300 lines because each verb of the protocol is a documented method.
+    It has more than 300 lines because each request of the protocol is a documented method.
 
     Attributes:
         client: the client that connected.
@@ -231,7 +231,7 @@ class ClientSession:
         rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
         if self.client.on_call is not None or self.session.transport.mirrors_headers:
             await self.allow(rounds)
-        result: CallToolResult = await self._settled(rounds)
+        result: CallToolResult = await self._payload_of(rounds)
         return result
 
     def calling(
@@ -256,7 +256,7 @@ class ClientSession:
         await self.allow(rounds)
         self._detached.add(rounds)
         try:
-            answer: ClientTask | CallToolResult = await self._settled(rounds)
+            answer: ClientTask | CallToolResult = await self._payload_of(rounds)
         finally:
             self._detached.discard(rounds)
         return answer if isinstance(answer, ClientTask) else ClientTask(self, None, name, answer)
@@ -289,7 +289,7 @@ class ClientSession:
 
         async def read() -> tuple[Cacheable, bool]:
             rounds = self._rounds("resources/read", ReadResourceParams(uri=uri), meta)
-            return await self._settled(rounds), not rounds.asked
+            return await self._payload_of(rounds), not rounds.asked
 
         result = await self._cached("resources/read", uri, read, fresh or bool(meta))
         assert isinstance(result, ReadResourceResult)
@@ -490,9 +490,9 @@ class ClientSession:
     # One request
 
     async def _ask(self, name: str, params: Any, *, meta: Mapping[str, JSON] | None = None) -> Any:
-        return await self._settled(self._rounds(name, params, meta))
+        return await self._payload_of(self._rounds(name, params, meta))
 
-    async def _settled(self, rounds: Rounds) -> Any:
+    async def _payload_of(self, rounds: Rounds) -> Any:
         rounds.deadline = self.clocks.deadline()
         if not self.clocks:
             await rounds.begin()

@@ -32,10 +32,10 @@ class BoundMethod:
     # `load_result`, `dump_result`: the same for the result; for notifications they return what they are given
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
-    settled: bool = False  # whether the engine itself answers it: it is about the connection
+    by_engine: bool = False  # whether the engine itself answers it: it is about the connection
 
 
-_SETTLED: Final = ("ping", "server/discover", "logging/setLevel")
+_BY_ENGINE: Final = ("ping", "server/discover", "logging/setLevel")
 
 
 @cache
@@ -65,7 +65,7 @@ def methods_of(revision: Revision) -> Mapping[str, BoundMethod]:
                 converter.dumper(method.params),
                 _nothing if result is None else converter.loader(result),
                 _nothing if result is None else converter.dumper(result),
-                name in _SETTLED,
+                name in _BY_ENGINE,
             )
     return methods
 

@@ -32,6 +32,7 @@ from trimcp.principal import Principal
 from trimcp.protocol.bound_methods import BoundMethod, foreign, methods_of, sent_by
 from trimcp.protocol.events import (
     Admission,
+    AnsweredByEngine,
     BatchReceived,
     Cancelled,
     Event,
@@ -42,7 +43,6 @@ from trimcp.protocol.events import (
     Rejected,
     Replied,
     RequestReceived,
-    Settled,
 )
 from trimcp.protocol.legacy import Legacy
 from trimcp.protocol.modern import Modern, recognises
@@ -158,8 +158,8 @@ class Connection:
             method = self._requests.get(name)
             if method is None or method.row.is_notification:
                 method = self._foreign_method(name)
-            if method.settled and (answer := self._answer(method, params, admission)) is not None:
-                return Settled(id, name, jsonrpc.encode_result(id, answer))
+            if method.by_engine and (answer := self._answer(method, params, admission)) is not None:
+                return AnsweredByEngine(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
                 raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
             loaded = method.load_params(params)
@@ -203,15 +203,15 @@ class Connection:
     def _peer_may_send(self, method: BoundMethod) -> bool:
         return method.from_client if self.role is Role.SERVER else method.from_server
 
-    def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> Settled:
+    def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> AnsweredByEngine:
         """Answer a request that is allowed before a revision is agreed on."""
         if name == "ping":
-            return Settled(id, name, jsonrpc.encode_result(id, {}))
+            return AnsweredByEngine(id, name, jsonrpc.encode_result(id, {}))
         if self.role is Role.CLIENT:
             raise ErrorReply(METHOD_NOT_FOUND, "unknown method: initialize")
         revision, result = self.legacy.initialize(params)
         raw = methods_of(revision)["initialize"].dump_result(result)
-        return Settled(id, name, jsonrpc.encode_result(id, raw))
+        return AnsweredByEngine(id, name, jsonrpc.encode_result(id, raw))
 
     def _answer(self, method: BoundMethod, params: Mapping[str, Any], admission: Admission) -> dict[str, JSON] | None:
         """Return the result of a request about the connection itself, for which there is no handler; else None."""

@@ -112,7 +112,7 @@ class RequestReceived:
 
 @slotted
 @shown
-class Settled:
+class AnsweredByEngine:
     """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent unchanged."""
 
     id: RequestId
@@ -195,7 +195,7 @@ class BatchReceived:
 
 Event: TypeAlias = (
     RequestReceived
-    | Settled
+    | AnsweredByEngine
     | Rejected
     | Cancelled
     | Replied

@@ -345,7 +345,7 @@ class Running:
         if self.pools.sessions:
             self.pools.closed(session)
 
-    def open_brief(self, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
+    def open_for_one(self, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
         """Return a session for one request of the modern era. It sends no messages outside that request."""
         if self._spare and not self._drained:
             pushed = self._spare.pop()
@@ -355,11 +355,11 @@ class Running:
             return pushed
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
 
-        pushed = Pushed(self.session(NOWHERE), self.handler_tasks, self._take_back)
+        pushed = Pushed(self.session(NOWHERE), self.handler_tasks, self._recycle)
         pushed.require_envelope()
         return self._opened_with(pushed, holding, via)
 
-    def _take_back(self, pushed: Pushed) -> bool:
+    def _recycle(self, pushed: Pushed) -> bool:
         if len(self._spare) >= _MOST_SPARE or self._drained:
             return False
         self.closed(pushed.session)

@@ -188,7 +188,7 @@ class TaskRuns:
         if self.watched[task.id]:
             self.running.server.changes.publish(task_change(task.id))
 
-    async def settled(self, task: KeptTask) -> KeptTask:
+    async def wait_not_working(self, task: KeptTask) -> KeptTask:
         """Wait until a task that another process runs has ended or asks, and return it."""
         watch = Watch(frozenset({task_change(task.id)}))
         self._seen.setdefault(task.id, task.updated)
@@ -282,7 +282,7 @@ class TaskRun(Sink):
     size: int = attrs.field(init=False, default=RECORD)  # bytes of it and its arguments
     account: MemoryAccount = attrs.field(init=False)
     charge: MemoryCharge = attrs.field(init=False)
-    settled: trio.Event = attrs.field(init=False, factory=trio.Event)  # it has ended, or asks
+    not_working: trio.Event = attrs.field(init=False, factory=trio.Event)  # it has ended, or asks
     stored: trio.Event = attrs.field(init=False, factory=trio.Event)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing runs for it any more
     begun: bool = attrs.field(init=False, default=False)  # its handler has begun
@@ -318,7 +318,7 @@ class TaskRun(Sink):
                 return
             if not kept.ended:
                 self._end("cancelled")
-            self.settled.set()
+            self.not_working.set()
             await self.stored.wait()
             await self._save()
         except trio.Cancelled:  # the run of the server ends without a word
@@ -338,7 +338,7 @@ class TaskRun(Sink):
         kept, turns = self.kept, self.runs.turns
         while not (kept.ended or self._lost or self._scope.cancel_called):
             if kept.questions:
-                self.settled.set()
+                self.not_working.set()
                 await self.stored.wait()
                 await self._save()
                 if len(kept.answers) < len(kept.questions):
@@ -360,7 +360,7 @@ class TaskRun(Sink):
         if kept.memory is not None:
             sealer = self.runs.running.server.sealer
             params["requestState"] = sealer.seal(Memory(**kept.memory), **self._sealed_for)
-        self._pushed = self.runs.running.open_brief(self.account)
+        self._pushed = self.runs.running.open_for_one(self.account)
         message = Request(0, "tools/call", params)
         self._pushed.deliver((Incoming(message, 0, self, self._headers, self._principal),))
         await self._replied.wait()

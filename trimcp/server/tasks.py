@@ -158,9 +158,7 @@ class ServedTasks(TaskSettings):
         entry.check_headers(ctx, arguments)
         if permission is not None:
             permission.check_scopes(ctx, name)
-            await permission.obtain(ctx, name, arguments)
-        if entry.confirmation is not None:
-            await entry.confirmation.obtain(ctx, arguments)
+        await entry.obtain(ctx, arguments)
         if entry.prepared.questions:
             await answer_all(entry.prepared.questions, ctx)
         return await self._begin(runs, rule, ctx)
@@ -199,7 +197,7 @@ class ServedTasks(TaskSettings):
             if not rule.required:
                 runs.nursery.start_soon(run.live)
                 with trio.move_on_after(rule.after):
-                    await run.settled.wait()
+                    await run.not_working.wait()
                 if kept.ended:
                     run.leave()
                     return _answer(kept)
@@ -220,7 +218,7 @@ class ServedTasks(TaskSettings):
         await self.store.create(kept)
         try:
             with trio.move_on_after(rule.after):
-                kept = await runs.settled(kept)
+                kept = await runs.wait_not_working(kept)
         except BaseException:  # mostly a cancellation: nobody will know of the task
             runs.nursery.start_soon(runs.forget, kept.id, True)
             raise

@@ -98,14 +98,14 @@ class Pushed:
     _handler_tasks: HandlerTasks  # runs its jobs, beside those of others
     # called when it is closed and as good as new. Returns whether it is kept for another request, which is cheaper than
     # a new session. None if it serves more than one request.
-    _take_back: Callable[[Pushed], bool] | None = None
+    _recycle: Callable[[Pushed], bool] | None = None
     _work: Work | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         session = self.session
         session.transport.pushed = True
         session.transport.when_closed = self._end
-        session.transport.single_request = self._take_back is not None
+        session.transport.single_request = self._recycle is not None
         session.start(self._handler_tasks, self)
 
     @property
@@ -130,7 +130,7 @@ class Pushed:
         return self.session.counts
 
     @property
-    def unused(self) -> bool:
+    def is_pristine(self) -> bool:
         """Whether it is as good as new, as after one answered request, and may be used again."""
         session = self.session
         engine = session.engine
@@ -178,7 +178,7 @@ class Pushed:
     def close(self) -> None:
         """End the session and cancel what still runs. The caller must not use it any more."""
         session = self.session
-        if self._take_back is not None and self.unused and self._take_back(self):
+        if self._recycle is not None and self.is_pristine and self._recycle(self):
             return
         if session.jobs or session.pending or session.watchers:
             session.lose("the session has ended")

@@ -15,7 +15,7 @@ import trio
 
 from trimcp.budget import LARGE, STEP
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
-from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
+from trimcp.protocol.events import AnsweredByEngine, BatchReceived, Rejected, RequestReceived
 from trimcp.session.facts import HeldReplies
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
@@ -451,7 +451,7 @@ class BatchSink(Sink):
         for member in event.events:
             if isinstance(member, RequestReceived):
                 self._waiting.add(member.id)
-            elif isinstance(member, Settled | Rejected) and member.reply is not None:
+            elif isinstance(member, AnsweredByEngine | Rejected) and member.reply is not None:
                 self._keep(member.reply)
         self._send_if_whole()
 

@@ -22,6 +22,7 @@ from trimcp.framing.headers import request_headers
 from trimcp.protocol.bound_methods import BoundMethod, foreign, methods_of
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
+    AnsweredByEngine,
     BatchReceived,
     Cancelled,
     Event,
@@ -31,7 +32,6 @@ from trimcp.protocol.events import (
     Rejected,
     Replied,
     RequestReceived,
-    Settled,
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.facts import HeldReplies, SessionMemory, TransportFacts
@@ -190,7 +190,7 @@ class Session:
                 on_progress(event.params)
         elif isinstance(event, Notified):
             self.endpoint.notified(self, event)
-        elif isinstance(event, Settled):
+        elif isinstance(event, AnsweredByEngine):
             self._reply(event.id, event.reply, incoming)
             if event.method == "initialize":
                 self.memory.handshake = self.engine.legacy.kept
@@ -253,7 +253,7 @@ class Session:
         # The members share the memory of the array's text.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
         for member in event.events:
-            if not isinstance(member, Settled | Rejected):
+            if not isinstance(member, AnsweredByEngine | Rejected):
                 self._apply(member, share, sink)
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:

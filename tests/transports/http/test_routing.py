@@ -238,9 +238,9 @@ _LISTENED = {**_VERSIONED, "mcp-method": "subscriptions/listen"}
 @pytest.mark.parametrize(
     ("headers", "message", "stateless", "expected"),
     [
-        (_CALLED, Request(1, "ping", _ENVELOPE), False, PostPlan("brief", 1, statuses=True)),
-        (_LISTENED, Request(1, "subscriptions/listen", _ENVELOPE), False, PostPlan("brief", 1, True, True)),
-        (_VERSIONED, Notification("notifications/cancelled"), False, PostPlan("brief", 0, statuses=True)),
+        (_CALLED, Request(1, "ping", _ENVELOPE), False, PostPlan("single", 1, statuses=True)),
+        (_LISTENED, Request(1, "subscriptions/listen", _ENVELOPE), False, PostPlan("single", 1, True, True)),
+        (_VERSIONED, Notification("notifications/cancelled"), False, PostPlan("single", 0, statuses=True)),
         ({}, Request(1, "initialize"), False, PostPlan("new", 1)),
         ({"mcp-session-id": "s"}, Request(1, "ping"), False, PostPlan("known", 1)),
         ({"mcp-session-id": "s"}, Notification("notifications/initialized"), False, PostPlan("known")),

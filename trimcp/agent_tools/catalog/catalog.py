@@ -201,7 +201,7 @@ class Catalog:
                 self._approval.check(caller)
             self._table.check_number(len(raws))
             if self.shared is not None and by is not None and not adopted:
-                await self.shared.make_way(caller)
+                await self.shared.make_room(caller)
             prepared: list[_Prepared] = []
             for raw in raws:
                 one = await self._prepared(raw, caller, by, turns)

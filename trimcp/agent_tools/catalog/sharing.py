@@ -150,7 +150,7 @@ class SharedTools:
                 self.remove_soon(offered)
                 self.catalog.drop(offered)
 
-    async def make_way(self, caller: AgentCaller) -> None:
+    async def make_room(self, caller: AgentCaller) -> None:
         """Forget what an agent has provided to processes that are gone, before it provides that here."""
         owners = {each.caller.owner for each in self.catalog.offered() if isinstance(each.by, RemoteProvider)}
         if caller.owner in owners:

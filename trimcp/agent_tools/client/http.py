@@ -24,7 +24,7 @@ from trimcp.support.slotted import evolved
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Http, NotAuthorized, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
-from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
+from trimcp.transports.http.client.policy import PASSING, AttemptFailure, Backoff, Timeouts
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import encode
 
@@ -115,12 +115,12 @@ class HttpWire:
                     except (errors.AgentToolsError, InvalidReply) as error:
                         why = error
                         later = reply.status in PASSING and reply.status != 504
-                        trouble = Trouble(str(error), untouched=False, passing=later, after=reply.retry_after)
+                        failure = AttemptFailure(str(error), untouched=False, passing=later, after=reply.retry_after)
             except ExchangeBroken as broken:
                 why = _lost(broken)
                 passing = not isinstance(broken, NotAuthorized)
-                trouble = Trouble(broken.why, untouched=broken.nothing_sent, passing=passing)
-            pause = self._backoff.before_next(attempt, trouble, repeatable=sent.repeatable)
+                failure = AttemptFailure(broken.why, untouched=broken.nothing_sent, passing=passing)
+            pause = self._backoff.before_next(attempt, failure, repeatable=sent.repeatable)
             if pause is None:
                 raise why
             await trio.sleep(pause)

@@ -28,7 +28,7 @@ _AT_ONCE: Final = 16 * 1024 * 1024  # bytes of text from which the rest waits fo
 
 
 @attrs.define(eq=False, repr=False)
-class Saver:
+class StoreWriter:
     """One task that writes to a store; while it writes, what changes waits for the next write, most of it together."""
 
     _store: ContextStore

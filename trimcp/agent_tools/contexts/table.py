@@ -20,7 +20,7 @@ from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.history import ToolHistory
 from trimcp.agent_tools.contexts.merging import StateBounds, StateSize
-from trimcp.agent_tools.contexts.saving import Saver, UnloadedContexts
+from trimcp.agent_tools.contexts.saving import StoreWriter, UnloadedContexts
 from trimcp.agent_tools.contexts.sharing import SharedContexts, size_of_stored
 from trimcp.agent_tools.contexts.state import (
     ContextLimits,
@@ -259,13 +259,13 @@ class ContextTable:
         self.durable: bool = store.durable
         self._store = store
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
-        self._saver = Saver(store, lambda context: self._elsewhere.renew(context))
-        self._shared = ContextsShared(limits, self._bounds, store, self._saver.save, self._end)
+        self._writer = StoreWriter(store, lambda context: self._elsewhere.renew(context))
+        self._shared = ContextsShared(limits, self._bounds, store, self._writer.save, self._end)
         self._live = LiveContexts(self._shared, budget)
         self._unloaded = UnloadedContexts(store)
         end = partial(self._end, delete=False)
         self._elsewhere = SharedContexts(
-            store, self._unloaded, self._bounds, self._saver.turn, self._live, end, self._live.find
+            store, self._unloaded, self._bounds, self._writer.turn, self._live, end, self._live.find
         )
         self._ending: dict[ContextKey, ContextActor] = {}
         self._ended = EndedIds(limits)
@@ -285,7 +285,7 @@ class ContextTable:
                 shared.nursery = nursery
                 nursery.start_soon(shared.deadlines.run)
                 if self.durable:
-                    nursery.start_soon(self._saver.run)
+                    nursery.start_soon(self._writer.run)
                     nursery.start_soon(self._unloaded.sweep, self._forgotten, self._live.count_of)
                 if self._store.shared:
                     nursery.start_soon(self._elsewhere.follow)
@@ -303,7 +303,7 @@ class ContextTable:
             while self._ending:
                 await next(iter(self._ending.values())).wait_over()
             if self.durable:
-                await self._saver.close(_LAST_WRITE)
+                await self._writer.close(_LAST_WRITE)
         self._ended.clear()
         self._unloaded.counts.clear()
 
@@ -426,7 +426,7 @@ class ContextTable:
         actor = self._live.add(kept, size_of_stored(kept, self._bounds), share_of(kept.owner, None), ends)
         actor.used()  # by whoever looks for it now, and perhaps before
         self._unloaded.count_out(kept.owner)
-        self._saver.save(actor)  # the store learns that it is in use
+        self._writer.save(actor)  # the store learns that it is in use
         return actor
 
     def _make(
@@ -457,7 +457,7 @@ class ContextTable:
         new = KeptContext(owner, id, 0, first, (), now, now + lifetime, now + lifetime)
         actor = self._live.add(new, size, share, trio.current_time() + lifetime)
         if self.durable:
-            self._saver.save(actor)
+            self._writer.save(actor)
         return actor
 
     # Ending
@@ -501,7 +501,7 @@ class ContextTable:
         try:
             await actor.unwind(self.limits.cleanup)
             if self.durable and delete:
-                deleted = self._saver.delete(actor, actor.key)
+                deleted = self._writer.delete(actor, actor.key)
                 with trio.move_on_after(_LAST_WRITE, shield=True):  # or it would come back at the next start
                     await deleted.wait()
         finally:  # an interrupt ends a clean-up, too, and somebody waits
@@ -513,7 +513,7 @@ class ContextTable:
         """Note that the store has forgotten a context that nobody used."""
         actor = self._live.find(owner, id)
         if actor is not None:  # used again just now
-            self._saver.save(actor)
+            self._writer.save(actor)
         else:
             self._unloaded.count_out(owner)
 
@@ -532,5 +532,5 @@ class ContextTable:
             bytes=self._live.bytes,
             updates=self._shared.updates,
             replaced=self._shared.replaced,
-            writes=self._saver.writes,
+            writes=self._writer.writes,
         )

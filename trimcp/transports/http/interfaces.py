@@ -568,7 +568,7 @@ class Service(Protocol):
         """Counts the memory used for all peers."""
         ...
 
-    def open_brief(self, holding: MemoryAccount | None = None, via: object = None) -> PushedSession:
+    def open_for_one(self, holding: MemoryAccount | None = None, via: object = None) -> PushedSession:
         """Return a session for one request of 2026-07-28 or later; a request without its envelope counts as such."""
         ...
 

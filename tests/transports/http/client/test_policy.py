@@ -10,8 +10,8 @@ import pytest
 from tests.protocol.support import ConnectionPair
 from trimcp.transports.http.client.policy import (
     REPEATABLE,
+    AttemptFailure,
     Backoff,
-    Trouble,
     answers,
     error_in,
     in_reply_to,
@@ -23,7 +23,7 @@ from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Notification, R
 from trimcp.wire.revisions import REVISIONS, Revision
 
 BACKOFF = Backoff(3, random.Random(1))
-BROKEN = Trouble("it broke", passing=True)
+BROKEN = AttemptFailure("it broke", passing=True)
 
 
 @pytest.mark.parametrize("method", sorted(REPEATABLE))
@@ -41,11 +41,11 @@ def test_what_may_change_something_is_not(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["tools/call", "ping"])
 def test_what_never_left_is_sent_again_whatever_it_is(method: str) -> None:
-    assert BACKOFF.before_next(0, Trouble("refused", untouched=True, passing=True), method, False) is not None
+    assert BACKOFF.before_next(0, AttemptFailure("refused", untouched=True, passing=True), method, False) is not None
 
 
 def test_what_will_not_pass_is_not_sent_again() -> None:
-    assert BACKOFF.before_next(0, Trouble("no", untouched=True), "ping", True) is None
+    assert BACKOFF.before_next(0, AttemptFailure("no", untouched=True), "ping", True) is None
 
 
 def test_attempts_are_bounded() -> None:
@@ -63,9 +63,9 @@ def test_pauses_double_and_vary_and_are_bounded() -> None:
 
 def test_a_server_may_ask_for_more_time_within_reason() -> None:
     for after, expected in ((2.5, 2.5), (30.0, 30.0)):
-        assert BACKOFF.before_next(0, Trouble("busy", passing=True, after=after), "ping", False) == expected
-    assert BACKOFF.before_next(0, Trouble("busy", passing=True, after=31.0), "ping", False) is None
-    pause = BACKOFF.before_next(0, Trouble("busy", passing=True, after=0.0), "ping", False)
+        assert BACKOFF.before_next(0, AttemptFailure("busy", passing=True, after=after), "ping", False) == expected
+    assert BACKOFF.before_next(0, AttemptFailure("busy", passing=True, after=31.0), "ping", False) is None
+    pause = BACKOFF.before_next(0, AttemptFailure("busy", passing=True, after=0.0), "ping", False)
     assert pause is not None
     assert pause >= 0.125
 

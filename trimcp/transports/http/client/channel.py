@@ -19,7 +19,7 @@ from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.incoming import Cursor, Inbox
-from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
+from trimcp.transports.http.client.policy import AttemptFailure, Backoff, Mode, Timeouts
 from trimcp.transports.http.client.posts import Notices, Post, PostQueue
 from trimcp.transports.http.client.sse2024 import SseConnection
 from trimcp.transports.http.client.state import ClientState, LegacySession
@@ -204,23 +204,23 @@ class HttpChannel(MessageChannel):
 
     # HTTP+SSE
 
-    async def _fall_back(self, trouble: Trouble, offer: Outgoing) -> Trouble | None:
-        """Try `initialize` over HTTP+SSE after `trouble` with Streamable HTTP; return None on success."""
-        if self._mode != "auto" or trouble.status not in _OLDER:
-            return trouble
+    async def _fall_back(self, failure: AttemptFailure, offer: Outgoing) -> AttemptFailure | None:
+        """Try `initialize` over HTTP+SSE after `failure` with Streamable HTTP; return None on success."""
+        if self._mode != "auto" or failure.status not in _OLDER:
+            return failure
         # 405 means an endpoint without POST, whatever its body
-        if trouble.answer is not None and trouble.status != 405:
-            return trouble
+        if failure.answer is not None and failure.status != 405:
+            return failure
         events = SseConnection(self._state)
         self._state.nursery.start_soon(self._read_events, events)
         await events.known.wait()
         if not events.open:
-            return attrs.evolve(trouble, why=f"{trouble.why}, and does not speak HTTP+SSE either: {events.why}")
+            return attrs.evolve(failure, why=f"{failure.why}, and does not speak HTTP+SSE either: {events.why}")
         self._events = events
         try:
             await events.send(offer)
         except trio.BrokenResourceError as error:
-            return attrs.evolve(trouble, why=str(error))
+            return attrs.evolve(failure, why=str(error))
         return None
 
     async def _read_events(self, events: SseConnection) -> None:
@@ -266,10 +266,10 @@ class GetStream:
         if forgotten is not None:
             # The server had a stream before, so this means that the session is gone. The new session opens its own
             # stream.
-            trouble = await state.session.renew(forgotten)
-            why = "" if trouble is None else f": {trouble.why}"
+            failure = await state.session.renew(forgotten)
+            why = "" if failure is None else f": {failure.why}"
             _log.debug("the stream for unasked messages is gone with its session%s", why)
-            return trouble is not None and trouble.passing
+            return failure is not None and failure.passing
         if refused.passing or (refused.status == _BUSY and self._opened):
             return True
         _log.debug("the server offers no stream for unasked messages (status %d)", refused.status)

@@ -61,7 +61,7 @@ class Timeouts:
 
 
 @attrs.frozen
-class Trouble:
+class AttemptFailure:
     """Why an attempt brought no answer."""
 
     why: str  # one line of text for the user
@@ -93,19 +93,21 @@ class Backoff:
         due = min(self.longest, self.first * 2.0 ** min(attempt, 32))
         return due * self.random.uniform(0.5, 1.0)
 
-    def before_next(self, attempt: int, trouble: Trouble, method: str = "", repeatable: bool = False) -> float | None:
+    def before_next(
+        self, attempt: int, failure: AttemptFailure, method: str = "", repeatable: bool = False
+    ) -> float | None:
         """Return how long to wait before a message is sent again, or None if it is not.
 
         `repeatable`: it may be carried out twice, whatever its method.
         """
-        if attempt >= self.retries or not trouble.passing:
+        if attempt >= self.retries or not failure.passing:
             return None
-        if not (trouble.untouched or repeatable or method in REPEATABLE):
+        if not (failure.untouched or repeatable or method in REPEATABLE):
             return None
         pause = self.pause(attempt)
-        if trouble.after is None:
+        if failure.after is None:
             return pause
-        return None if trouble.after > self.asked else max(pause, trouble.after)
+        return None if failure.after > self.asked else max(pause, failure.after)
 
 
 def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:

@@ -19,7 +19,7 @@ from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.client.engine import ExchangeBroken, RawReply
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events
-from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in, in_reply_to
+from trimcp.transports.http.client.policy import PASSING, AttemptFailure, answers, error_in, in_reply_to
 from trimcp.transports.http.client.pool import LINGER, PooledConnection
 from trimcp.transports.http.client.state import SESSION, ClientState, method_of
 from trimcp.transports.http.h1.replies import ReplyParser
@@ -56,7 +56,7 @@ class Post:
     connection: PooledConnection | None = attrs.field(init=False, default=None)
     _queue: PostQueue | None = attrs.field(init=False, default=None)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of its task
-    _next: Callable[[], Awaitable[Trouble | None]] | None = attrs.field(init=False, default=None)
+    _next: Callable[[], Awaitable[AttemptFailure | None]] | None = attrs.field(init=False, default=None)
     _written: trio.Event | None = attrs.field(init=False, default=None)
     _is_written: bool = attrs.field(init=False, default=False)
     _answered: bool = attrs.field(init=False, default=False)
@@ -116,7 +116,7 @@ class Post:
             h1.pool.withdraw(self)
             self._end()
 
-    def _carry_on(self, following: Callable[[], Awaitable[Trouble | None]] | None) -> None:
+    def _carry_on(self, following: Callable[[], Awaitable[AttemptFailure | None]] | None) -> None:
         """Go on in a task, whose first attempt is `following`; None for a whole one."""
         if self._state.over:
             self._end()
@@ -138,26 +138,26 @@ class Post:
             with self._scope:
                 try:
                     await state.session.confirmed()
-                    trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
+                    failure = await state.persist(self._attempt, self._next_pause, renewable=True)
                 except Exception as error:  # a bug here or in a library, which must not end the other requests
                     log_crash(_log, error, "a request over HTTP crashed")
-                    trouble = Trouble("the request could not be sent; the log has the details")
-                if trouble is not None and not self._answered:
-                    state.unreachable = trouble.untouched
-                    state.give_up(self.outgoing.request_id, trouble)
+                    failure = AttemptFailure("the request could not be sent; the log has the details")
+                if failure is not None and not self._answered:
+                    state.unreachable = failure.untouched
+                    state.give_up(self.outgoing.request_id, failure)
         finally:
             if self._begun is not None:
                 await self._begun.abandon()
             self._end()
 
-    def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
+    def _next_pause(self, attempts: int, failure: AttemptFailure) -> float | None:
         state = self._state
-        if trouble.untouched and state.unreachable:
+        if failure.untouched and state.unreachable:
             return None
         method = self._method
-        pause = state.backoff.before_next(attempts, trouble, method, state.retry_calls and method == "tools/call")
+        pause = state.backoff.before_next(attempts, failure, method, state.retry_calls and method == "tools/call")
         if pause is not None:
-            _log.debug("%s is sent again in %.2f s: %s", method, pause, trouble.why)
+            _log.debug("%s is sent again in %.2f s: %s", method, pause, failure.why)
         return pause
 
     # The usual way: pushed
@@ -207,8 +207,8 @@ class Post:
                 body = b"".join(reply.pieces)
             else:
                 body = await self._gather(reply)
-            if body is not None and (trouble := await self._read_json(body)) is not None:
-                self._next = partial(_returned, trouble)
+            if body is not None and (failure := await self._read_json(body)) is not None:
+                self._next = partial(_returned, failure)
 
     def _form_of(self, reply: ReplyParser) -> str:
         """Return the media type of a reply that can be read as it arrives, else ""."""
@@ -265,11 +265,11 @@ class Post:
 
     # One attempt in a task
 
-    async def _attempt(self) -> Trouble | None:
+    async def _attempt(self) -> AttemptFailure | None:
         following, self._next = self._next, None
         return await (self._exchange() if following is None else following())
 
-    async def _exchange(self) -> Trouble | None:
+    async def _exchange(self) -> AttemptFailure | None:
         """Send the request, unless its reply has begun; read the reply, and its stream again where it ends early."""
         begun, self._begun = self._begun, None
         state, session, outgoing = self._state, self._state.session, self.outgoing
@@ -283,18 +283,18 @@ class Post:
         written = None if self.ends_with_its_stream else self.sent
         async with state.http.open("POST", headers, outgoing.data, written=written, begun=begun) as reply:
             state.unreachable = False
-            trouble: Trouble | None
+            failure: AttemptFailure | None
             if reply.status >= 300:
-                trouble = await self._refused(reply, session_id)
+                failure = await self._refused(reply, session_id)
             else:
                 session.alive()
                 self._begins = reply.header(SESSION) if first else None
-                trouble = await self._read(reply, cursor)
-        if trouble is not None:
-            return await state.fall_back(trouble, outgoing) if first else trouble
+                failure = await self._read(reply, cursor)
+        if failure is not None:
+            return await state.fall_back(failure, outgoing) if first else failure
         return None if self._answered else await self._resume(cursor, session_id)
 
-    async def _read(self, reply: OpenReply, cursor: Cursor) -> Trouble | None:
+    async def _read(self, reply: OpenReply, cursor: Cursor) -> AttemptFailure | None:
         """Read a successful reply. If its stream ends without the answer, return None: it may be resumed."""
         if reply.content_type == EVENT_STREAM:
             scope, take = self._taking()
@@ -303,7 +303,7 @@ class Post:
             return None
         if reply.content_type not in (JSON_TEXT, ""):
             what = f"{reply.refusal()} with the content type {reply.content_type!r:.100}, not JSON or events"
-            return Trouble(what, nonsense=True, status=reply.status)
+            return AttemptFailure(what, nonsense=True, status=reply.status)
         try:
             body = await reply.body(self._state.inbox.max_message)
         except TooLarge:
@@ -311,10 +311,10 @@ class Post:
             return None
         return await self._read_json(body, reply.status)
 
-    async def _read_json(self, body: bytes, status: int = 200) -> Trouble | None:
+    async def _read_json(self, body: bytes, status: int = 200) -> AttemptFailure | None:
         """Take a JSON text; return why it is no answer, or None."""
         if not body.strip():
-            return Trouble(f"the server answered {status_text(status)} and no result", nonsense=True)
+            return AttemptFailure(f"the server answered {status_text(status)} and no result", nonsense=True)
         message = parse(body)
         if isinstance(message, Malformed):
             # The reply belongs to this request, even if its id is unreadable.
@@ -323,7 +323,9 @@ class Post:
                 message.code, message.message, id, message.reason, True, request_id=named, marked=marked
             )
         await self._take(message, len(body))
-        return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
+        return (
+            None if self._answered else AttemptFailure("the server answered something else than asked", nonsense=True)
+        )
 
     async def _take_too_large(self) -> None:
         why = f"message larger than {self._state.inbox.max_message:,} bytes"
@@ -364,8 +366,8 @@ class Post:
             await inbox.put(Incoming(message, size))
         self._answered = self._answered or answer
 
-    async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
-        """Return the trouble for a status above 299."""
+    async def _refused(self, reply: OpenReply, session_id: str | None) -> AttemptFailure:
+        """Return the failure for a status above 299."""
         state, status = self._state, reply.status
         body = await reply.small_body(_MAX_ERROR)
         error = error_in(body, self.outgoing.request_id)
@@ -374,11 +376,11 @@ class Post:
         answered = answers(parse(body), self.outgoing.request_id) and b"session" not in body.lower()
         forgotten = state.session.forgotten(session_id, status, error, answered=answered)
         if forgotten is not None:
-            return Trouble(why, status=status, forgotten=forgotten)
+            return AttemptFailure(why, status=status, forgotten=forgotten)
         code = None if error is None else error.code
         by_another = (status == 403 and code != FORBIDDEN) or (status in (404, 405) and code == INVALID_REQUEST)
         if by_another or status in (401, 426):
-            return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
+            return AttemptFailure(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
         busy = status in (429, 503)
@@ -389,13 +391,13 @@ class Post:
         said = None if error is None else error.data
         unbegun = code == CANCELLED_BY_DRAIN and isinstance(said, dict) and said.get("started") is False
         untouched = passing and busy and (unbegun or self._method == "initialize")
-        return Trouble(why, untouched=untouched, passing=passing, after=after, answer=error, status=status)
+        return AttemptFailure(why, untouched=untouched, passing=passing, after=after, answer=error, status=status)
 
-    async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
+    async def _resume(self, cursor: Cursor, session_id: str | None) -> AttemptFailure | None:
         """Reopen a stream that ended before the answer, as long as that brings new events."""
         state = self._state
         revision = state.session.revision
-        lost = Trouble("the server's reply ended before the answer to the request", passing=True)
+        lost = AttemptFailure("the server's reply ended before the answer to the request", passing=True)
         if self._headers or revision is None or not revision.resumable or not cursor.header:
             return lost
 
@@ -415,11 +417,11 @@ class Post:
         return None if self._answered else lost
 
 
-async def _returned(trouble: Trouble) -> Trouble:
-    return trouble
+async def _returned(failure: AttemptFailure) -> AttemptFailure:
+    return failure
 
 
-async def _raised(error: Exception) -> Trouble:
+async def _raised(error: Exception) -> AttemptFailure:
     raise error
 
 
@@ -551,10 +553,10 @@ class Notices:
             with trio.move_on_after(timeout) as scope:
                 # An answer or a cancellation means nothing in another session.
                 renewable = outgoing.kind is Kind.NOTIFICATION
-                trouble = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
-                if trouble is not None:
+                failure = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
+                if failure is not None:
                     level = logging.WARNING if outgoing.kind is Kind.REPLY else logging.DEBUG
-                    _log.log(level, "%s did not reach the server: %s", what, trouble.why)
+                    _log.log(level, "%s did not reach the server: %s", what, failure.why)
             if scope.cancelled_caught:
                 _log.warning("the server did not accept %s in %g s", what, timeout)
             if confirming is not None:
@@ -572,7 +574,7 @@ class Notices:
             if confirming is not None:
                 confirming.set()
 
-    async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
+    async def _attempt(self, outgoing: Outgoing) -> AttemptFailure | None:
         http, session = self._state.http, self._state.session
         session_id = session.id
         async with http.open("POST", self._state.post_headers(outgoing), outgoing.data) as reply:
@@ -580,10 +582,10 @@ class Notices:
             if status >= 300:
                 forgotten = self._state.session.forgotten(session_id, status)
                 if forgotten is not None:
-                    return Trouble(reply.refusal(), status=status, forgotten=forgotten)
+                    return AttemptFailure(reply.refusal(), status=status, forgotten=forgotten)
                 # A server that refuses temporarily has not acted on the message.
                 untouched, passing = status in (429, 503), status in PASSING
-                return Trouble(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)
+                return AttemptFailure(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)
             session.alive()
             if reply.content_type != EVENT_STREAM:
                 await reply.small_body(_MAX_BODY)  # so that its connection can be used again

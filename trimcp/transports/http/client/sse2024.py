@@ -24,7 +24,7 @@ from trimcp.transports.descriptors import over_or_peer_closed
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
-from trimcp.transports.http.client.policy import Trouble, error_in
+from trimcp.transports.http.client.policy import AttemptFailure, error_in
 from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
 from trimcp.transports.targets import origin
 from trimcp.wire.codes import INVALID_REQUEST
@@ -166,33 +166,33 @@ class SseConnection:
 
     async def _send(self, outgoing: Outgoing, over: trio.Event) -> None:
         try:
-            trouble = await self._state.persist(lambda: self._attempt(outgoing), self._next_pause)
-            if trouble is not None:
-                self._give_up(outgoing, trouble)
+            failure = await self._state.persist(lambda: self._attempt(outgoing), self._next_pause)
+            if failure is not None:
+                self._give_up(outgoing, failure)
         except Exception as error:  # as above; other messages go on
             log_crash(_log, error, "a message over HTTP+SSE crashed")
-            self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
+            self._give_up(outgoing, AttemptFailure("the message could not be sent; the log has the details"))
         finally:
             self._under_way -= 1
             self._accepted.unpark_all()
             over.set()
 
-    def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
-        return self._state.backoff.before_next(attempts, trouble) if self.open else None
+    def _next_pause(self, attempts: int, failure: AttemptFailure) -> float | None:
+        return self._state.backoff.before_next(attempts, failure) if self.open else None
 
-    async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
+    async def _attempt(self, outgoing: Outgoing) -> AttemptFailure | None:
         headers = {"content-type": JSON_TEXT, **self._state.session.headers()}
         async with self._state.http.open("POST", headers, outgoing.data, url=self._endpoint) as reply:
             body = await reply.small_body(_MAX_BODY)
             if reply.status < 300:
                 return None
             error = error_in(body, outgoing.request_id) if outgoing.kind is Kind.REQUEST else None
-            return Trouble(reply.refusal(error), answer=error, status=reply.status)
+            return AttemptFailure(reply.refusal(error), answer=error, status=reply.status)
 
-    def _give_up(self, outgoing: Outgoing, trouble: Trouble) -> None:
-        _log.debug("a %s was not taken: %s", outgoing.kind.value, trouble.why)
+    def _give_up(self, outgoing: Outgoing, failure: AttemptFailure) -> None:
+        _log.debug("a %s was not taken: %s", outgoing.kind.value, failure.why)
         if outgoing.kind is Kind.REQUEST:
-            self._state.give_up(outgoing.request_id, trouble)
+            self._state.give_up(outgoing.request_id, failure)
 
 
 def _no_probe(outgoing: Outgoing) -> Message:

@@ -29,7 +29,7 @@ from trimcp.transports.http.client.exchanges import (
 )
 from trimcp.transports.http.client.h1 import checked_lines, whole_request
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
-from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
+from trimcp.transports.http.client.policy import PASSING, AttemptFailure, Backoff, Timeouts
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Message, RequestId, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
@@ -51,7 +51,7 @@ _MOST_BRIEF: Final = 2  # if it brought events, pauses grow to a second and no f
 
 _log = logging.getLogger("trimcp.http")
 
-FallBack: TypeAlias = Callable[[Trouble, Outgoing], Awaitable[Trouble | None]]
+FallBack: TypeAlias = Callable[[AttemptFailure, Outgoing], Awaitable[AttemptFailure | None]]
 
 
 @attrs.define(eq=False)
@@ -69,7 +69,7 @@ class LegacySession:
     _offer: bytes = attrs.field(init=False, default=b"", repr=False)
     _confirmation: bytes = attrs.field(init=False, default=b"", repr=False)
     _tried_at: float | None = attrs.field(init=False, default=None)
-    _failure: Trouble | None = attrs.field(init=False, default=None)
+    _failure: AttemptFailure | None = attrs.field(init=False, default=None)
     _tried: int = attrs.field(init=False, default=0)
     _worked: bool = attrs.field(init=False, default=False)  # since it was begun
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
@@ -132,7 +132,7 @@ class LegacySession:
         told = status in (401, 410) or (status == 400 and not answered)
         return id if told and self._worked and self.id == id else None
 
-    async def renew(self, stale: str) -> Trouble | None:
+    async def renew(self, stale: str) -> AttemptFailure | None:
         """Begin a new session in place of `stale`, which the server has forgotten, unless another task has done so.
 
         However many requests find the session lost, one handshake is made. If the new session is forgotten too before
@@ -142,11 +142,13 @@ class LegacySession:
         tried = self._tried
         async with self._lock:
             if self.id != stale:
-                return None if self.id is not None else Trouble("the session has ended")
+                return None if self.id is not None else AttemptFailure("the session has ended")
             if self._failure is not None and self._tried != tried:
                 return self._failure  # another task has tried while this one waited for the lock
             if self._tried_at is not None and trio.current_time() - self._tried_at < _TOO_SOON:
-                return self._failure or Trouble("the server forgot the session again, right after it was begun anew")
+                return self._failure or AttemptFailure(
+                    "the server forgot the session again, right after it was begun anew"
+                )
             self._failure = await self._try()
             self._tried += 1
             # After a temporary refusal, or if no server was found, the next attempt need not wait.
@@ -156,21 +158,21 @@ class LegacySession:
                 self._renewed()
             return self._failure
 
-    async def _try(self) -> Trouble | None:
+    async def _try(self) -> AttemptFailure | None:
         """Do the handshake within the timeout; return why it failed, or None."""
         failure = "the server forgot the session, and a new one could not be begun"
         try:
             with trio.fail_after(self._timeout):
                 refused = await self._shake_hands()
         except ExchangeBroken as broken:
-            return Trouble(f"{failure}: {broken}", untouched=broken.nothing_sent, passing=broken.nothing_sent)
+            return AttemptFailure(f"{failure}: {broken}", untouched=broken.nothing_sent, passing=broken.nothing_sent)
         except TooLarge:
-            return Trouble(f"{failure}: the server's answer is too large")
+            return AttemptFailure(f"{failure}: the server's answer is too large")
         except trio.TooSlowError:
-            return Trouble(f"{failure}: it took too long")
+            return AttemptFailure(f"{failure}: it took too long")
         return None if refused is None else attrs.evolve(refused, why=f"{failure}: {refused.why}")
 
-    async def _shake_hands(self) -> Trouble | None:
+    async def _shake_hands(self) -> AttemptFailure | None:
         """Begin a new session; return why the server refused it, or None."""
         request = f"again-{self._tried}"  # the session's own ids are integers
         offer = encode({**orjson.loads(self._offer), "id": request})
@@ -180,19 +182,19 @@ class LegacySession:
             answer = await self._answer(reply, request)
             id = _checked(reply.header(SESSION))
         if not isinstance(answer, Response):
-            return Trouble("initialize was not answered")
+            return AttemptFailure("initialize was not answered")
         assert self.revision is not None
         if answer.result.get("protocolVersion") != self.revision.name:
-            return Trouble(f"the server no longer speaks {self.revision.name}")
+            return AttemptFailure(f"the server no longer speaks {self.revision.name}")
         async with self._http.open("POST", {**ACCEPT, **self._headers(id)}, self._confirmation) as reply:
             if reply.status >= 300:
                 return self._refused(reply)
         self.id, self._worked = id, False
         return None
 
-    def _refused(self, reply: OpenReply) -> Trouble:
+    def _refused(self, reply: OpenReply) -> AttemptFailure:
         later = reply.status in PASSING
-        return Trouble(reply.refusal(), untouched=later, passing=later, after=reply.retry_after)
+        return AttemptFailure(reply.refusal(), untouched=later, passing=later, after=reply.retry_after)
 
     async def _answer(self, reply: OpenReply, id: str) -> Message | None:
         """Return the answer to `initialize`, from JSON or from a stream; other messages of the stream are ignored."""
@@ -223,7 +225,7 @@ class ClientState:
     timeouts: Timeouts
     backoff: Backoff
     retry_calls: bool  # whether tools may be called twice
-    # tries `initialize` over the older transport after trouble with the newer; returns None on success
+    # tries `initialize` over the older transport after failure with the newer; returns None on success
     fall_back: FallBack
     # whether the last request could not be sent in all its attempts; then the next ones make one each
     unreachable: bool = False
@@ -256,10 +258,10 @@ class ClientState:
 
     async def persist(
         self,
-        attempt: Callable[[], Awaitable[Trouble | None]],
-        next_pause: Callable[[int, Trouble], float | None],
+        attempt: Callable[[], Awaitable[AttemptFailure | None]],
+        next_pause: Callable[[int, AttemptFailure], float | None],
         renewable: bool = False,
-    ) -> Trouble | None:
+    ) -> AttemptFailure | None:
         """Make attempts until one succeeds; return the outcome of the last one if no other follows.
 
         Args:
@@ -271,34 +273,34 @@ class ClientState:
         attempts = 0
         while True:
             try:
-                trouble = await attempt()
+                failure = await attempt()
             except ExchangeBroken as broken:
                 unauthorized = broken.code if isinstance(broken, NotAuthorized) else None
                 passing = unauthorized is None
-                trouble = Trouble(
+                failure = AttemptFailure(
                     broken.why, untouched=broken.nothing_sent, passing=passing, authorization=unauthorized
                 )
-            if trouble is None:
+            if failure is None:
                 return None
-            if renewable and trouble.forgotten is not None:
-                trouble = await self.session.renew(trouble.forgotten)
-                if trouble is None:
+            if renewable and failure.forgotten is not None:
+                failure = await self.session.renew(failure.forgotten)
+                if failure is None:
                     renewable = False
                     continue
-            pause = next_pause(attempts, trouble)
+            pause = next_pause(attempts, failure)
             if pause is None:
-                return trouble
+                return failure
             await trio.sleep(pause)
             attempts += 1
 
-    def give_up(self, id: RequestId | None, trouble: Trouble) -> None:
+    def give_up(self, id: RequestId | None, failure: AttemptFailure) -> None:
         """Put the failure of a request into the inbox, in place of its answer."""
-        self.last_failure = trouble.why
-        message: Message = Lost(id, trouble.why, trouble.authorization, trouble.untouched)
-        if trouble.answer is not None:
-            message = trouble.answer
-        elif trouble.nonsense:
-            message = Malformed(INVALID_REQUEST, trouble.why, id, "shape", is_response=True)
+        self.last_failure = failure.why
+        message: Message = Lost(id, failure.why, failure.authorization, failure.untouched)
+        if failure.answer is not None:
+            message = failure.answer
+        elif failure.nonsense:
+            message = Malformed(INVALID_REQUEST, failure.why, id, "shape", is_response=True)
         self.inbox.post(Incoming(message))
 
     async def read_stream(
@@ -306,14 +308,14 @@ class ClientState:
         cursor: Cursor,
         take: Callable[[Event], Awaitable[object]],
         written: Callable[[], object] | None = None,
-    ) -> Trouble | None:
+    ) -> AttemptFailure | None:
         """Open a stream with GET at `cursor`, and pass its events to `take`; return why it was not opened, or None."""
         headers = {**LISTEN, **self.session.headers(), **cursor.header}
         async with self.http.open("GET", headers, written=written) as reply:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 await read_events(reply, cursor, self.inbox, take)
                 return None
-            return Trouble(reply.refusal(), passing=reply.status in PASSING, status=reply.status)
+            return AttemptFailure(reply.refusal(), passing=reply.status in PASSING, status=reply.status)
 
     async def read_again(
         self,

@@ -122,9 +122,9 @@ class Exchange(Handler, StreamSink):
         shared, head = self.shared, self.head
         sessions, place = shared.sessions, plan.place
         self.plan, self.awaited = plan, plan.awaited
-        if place == "brief":
-            self.own = brief = shared.service.open_brief(head.holding, sessions)
-            return brief
+        if place == "single":
+            self.own = single = shared.service.open_for_one(head.holding, sessions)
+            return single
         if place == "known":
             session = sessions.find(head.headers["mcp-session-id"], head.principal)
             if session is None:

@@ -25,10 +25,10 @@ from trimcp.wire.revisions import UNNAMED, Revision, find
 
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 
-Place: TypeAlias = Literal["brief", "assumed", "new", "known"]
+Place: TypeAlias = Literal["single", "assumed", "new", "known"]
 """The session of a POST.
 
-- "brief": one for this request alone (since 2026-07-28).
+- "single": one for this request alone (since 2026-07-28).
 - "assumed": one for this request alone, as if after a legacy handshake (stateless).
 - "new": a new one (`initialize`).
 - "known": the one that its `Mcp-Session-Id` names.
@@ -123,12 +123,12 @@ class Routing:
             listens = message.method == LISTEN
             if listens and not events:
                 return refusal(406, "a subscription is answered with text/event-stream", id=message.id)
-            return _plan("brief", 1, True, listens)
+            return _plan("single", 1, True, listens)
         if type(message) is Malformed:
             return _malformed(message, version, modern=True)
         if type(message) is not Notification:
             return refusal(400, "a POST carries one request or one notification")
-        return _plan("brief", 0, True)
+        return _plan("single", 0, True)
 
     def _unsupported(self, message: Message, version: str) -> HttpResponse:
         supported = [revision.name for revision in sorted(self.modern | self.legacy, reverse=True)]

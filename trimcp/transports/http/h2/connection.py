@@ -399,7 +399,7 @@ class H2Connection:
         """End what takes too long; ping a client that is silent while it is being answered."""
         limits, now, engine = self._limits, trio.current_time(), self.engine
         due = now + self._period
-        if not engine.settled or self._in_head_since is not None:
+        if not engine.has_settings or self._in_head_since is not None:
             since = self._heard if self._in_head_since is None else self._in_head_since
             due = min(due, since + limits.head_timeout)
             if now >= since + limits.head_timeout:

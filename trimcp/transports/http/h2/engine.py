@@ -44,7 +44,7 @@ class Engine:
 
     __slots__ = (
         *("_allowance", "_block", "_block_flags", "_block_stream", "_client", "_closed", "_data", "_initial", "_max"),
-        *("_owed", "_pieces", "_reader", "_receive_window", "_settled", "_started", "_user", "_window"),
+        *("_owed", "_pieces", "_reader", "_receive_window", "_has_settings", "_started", "_user", "_window"),
         *("gone_away", "large", "last", "out", "peer_connects", "peer_streams", "send_window", "streams"),
     )
 
@@ -77,7 +77,7 @@ class Engine:
         self._owed = 0
         self._data = b""
         self._started = client  # whether the preface was read
-        self._settled = False  # whether the peer's first settings were
+        self._has_settings = False  # whether the peer's first settings were
         self._block: list[bytes] | None = None  # pieces of a head that is not complete
         self._block_stream = self._block_flags = self._pieces = 0
         self._closed: dict[int, bool] = {}  # the last streams that have ended, and whether this side has reset them
@@ -90,9 +90,9 @@ class Engine:
     # Receiving
 
     @property
-    def settled(self) -> bool:
+    def has_settings(self) -> bool:
         """Whether the peer's first settings were read."""
-        return self._settled
+        return self._has_settings
 
     @property
     def in_head(self) -> bool:
@@ -126,7 +126,7 @@ class Engine:
                 if stop > end:
                     return False
                 id &= _STREAM_BITS
-                if self._block is not None or not self._settled:
+                if self._block is not None or not self._has_settings:
                     self._check_order(kind, id)
                 payload = data[begins:stop]
                 try:
@@ -402,7 +402,7 @@ class Engine:
             self._allowance.spend("settings")
             opened |= self._set(setting, value)
         self._allowance.spend("settings")
-        self._settled = True
+        self._has_settings = True
         self.out += _SETTINGS_ACK
         self._user.settings_came()
         if opened:
