@@ -37,6 +37,7 @@ _CHANNEL = _WIRE | {
     "support.nurseries",
     "support.descendants",
     "support.restarts",
+    "support.deadlines",
     "support.shares",
     "channel",
 }
@@ -77,6 +78,7 @@ LAYERS: dict[str, set[str]] = {
     "security": {"support.cleaning", "security"},
     "support.nurseries": {"support.nurseries"},
     "support.descendants": {"support.slotted", "support.descendants"},
+    "support.deadlines": {"support.deadlines"},
     "budget": {"support.slotted", "support.cleaning", "security", "budget"},
     "support.shares": {"support.cleaning", "security", "principal", "budget", "support.shares"},
     "wire": _WIRE,
@@ -114,7 +116,7 @@ FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subsch
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
 HTTP_FLOORS = (
-    {"endpoint.accept", "state.deadlines"},
+    {"endpoint.accept"},
     {"interfaces"},
     {"peers.access", "peers.identity", "peers.origins", "endpoint.routing"},
     {"settings", "state.streams"},
@@ -127,13 +129,13 @@ HTTP_FLOORS = (
 )
 """The modules of `transports/http`, from the lowest floor up: each may import those below its own."""
 
-_BY_HOSTS = {"interfaces", "settings", "state.deadlines"}
+_BY_HOSTS = {"interfaces", "settings"}
 
 HTTP_FOLDERS = {
     "h1": {"h1", "h2.connection", *_BY_HOSTS},
     "h2": {"h2", "h1.hosting", "h1.parser", "h1.wires", "h1.writer", *_BY_HOSTS},
     "asgi": {"asgi", "h1.sockets", "h1.wires", *_BY_HOSTS},
-    "client": {"client", "state.deadlines", "h1.replies", "h1.wires"},
+    "client": {"client", "h1.replies", "h1.wires"},
 }
 """Its other folders with what of `transports/http` each may import: a host knows the interfaces, and no session."""
 

@@ -23,10 +23,10 @@ from joserfc.jwk import ECKey
 from trimcp.budget import Budget
 from trimcp.channel import require_trio
 from trimcp.support.addresses import is_loopback
+from trimcp.support.deadlines import Deadlines
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse
-from trimcp.transports.http.state.deadlines import Deadlines
 
 _FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
 <p>{client} asks to use {resource}{scopes}. This is a toy: it believes what you write.

@@ -11,10 +11,10 @@ import trio
 
 from trimcp.budget import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.interfaces import Admitted, Application, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.wire.jsonrpc import Request, encode_result
 
 TEXT = (("Content-Type", "text/plain"),)

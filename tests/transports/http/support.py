@@ -13,13 +13,13 @@ from trio.testing import memory_stream_pair
 from tests.peers.http1 import HttpWire
 from tests.peers.http2 import FramePeer
 from trimcp.budget import Budget
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.wires import StreamWire, Take, Wire
 from trimcp.transports.http.h2.frames import Setting
 from trimcp.transports.http.interfaces import Admitted, ByteStream, Head, HttpReply, HttpResponse, Tunnel, Upgrade
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 JSON = (("Content-Type", "application/json"),)
 

@@ -24,8 +24,8 @@ from trimcp.agent_tools.watching import WatchChannel
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.store.contexts import KeptContext
+from trimcp.support.deadlines import Deadline
 from trimcp.support.nurseries import named
-from trimcp.transports.http.state.deadlines import Deadline
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")

@@ -25,9 +25,9 @@ from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.bounds import checked
+from trimcp.support.deadlines import Deadlines
 from trimcp.support.shares import Shares
 from trimcp.support.slotted import valued
-from trimcp.transports.http.state.deadlines import Deadlines
 
 ShareKey: TypeAlias = tuple[str, str]
 """The owner as the budget names it, and the agent."""

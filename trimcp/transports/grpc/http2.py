@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trimcp.framing.grpc import GrpcStatus, encode_timeout, message_frame
+from trimcp.support.deadlines import Deadlines
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
 from trimcp.transports.http.h1.wires import Wire, wire_over
@@ -25,7 +26,6 @@ from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block, write_field
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
 _READ_SIZE: Final = 64 * 1024

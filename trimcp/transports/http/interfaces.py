@@ -29,7 +29,7 @@ from trimcp.channel import Incoming, LaneCounts, Link, MessageChannel, MessageWr
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.support.cleaning import digest, harmless
-from trimcp.transports.http.state.deadlines import Deadlines
+from trimcp.support.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, Message, RequestId, encode_error, parse
 from trimcp.wire.revisions import Revision

@@ -17,11 +17,11 @@ import trio
 from trimcp.budget import Evictable, MemoryCharge
 from trimcp.channel import Incoming, Link, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
+from trimcp.support.deadlines import Deadline, Deadlines
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import ConnectedSession, Head, Upgrade, token_expired
-from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 from trimcp.transports.websocket.frames import (
     GONE,
     LATE,

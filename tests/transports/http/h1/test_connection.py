@@ -14,13 +14,13 @@ from tests.peers.http1 import HttpWire, http_request
 from tests.transports.http import support
 from tests.transports.http.support import DummyFace, OfferingWire
 from trimcp.budget import Budget
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.parser import RequestParser
 from trimcp.transports.http.h1.wires import StreamWire, Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 LIMITS = HttpLimits()
 HELLO = b'{"hello": 1}'

@@ -13,11 +13,11 @@ import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
 from tests.transports.http.support import memory
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import HttpResponse
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 LIMITS = HttpLimits()
 HELLO = b'{"hello": 1}'

@@ -19,13 +19,13 @@ from tests.transports.http import support
 from tests.transports.http.support import JSON, DummyFace, OfferingWire
 from trimcp.budget import LITTLE, Budget
 from trimcp.principal import Principal
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.h1.wires import StreamWire, Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
 from trimcp.transports.http.interfaces import Admitted, ByteStream, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 LIMITS = HttpLimits()

@@ -16,11 +16,11 @@ import trio
 
 from trimcp.budget import Budget, owner_of
 from trimcp.support.cleaning import log_crash
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
 from trimcp.transports.http.interfaces import Application, Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 _log = logging.getLogger("trimcp.http")
 

@@ -21,10 +21,10 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.errors import ConnectionLost
 from trimcp.support.cleaning import log_crash
+from trimcp.support.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.transports.http.client.connection import ClientConnection, Dial
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply
-from trimcp.transports.http.state.deadlines import Deadline, DeadlineQueue, Deadlines
 
 # Seconds an idle connection is kept: less than the five after which common servers close it, since a request that is
 # sent while the server closes may be lost.

@@ -17,6 +17,7 @@ import trio
 from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
+from trimcp.support.deadlines import Deadlines
 from trimcp.support.nurseries import contained
 from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_grpc, is_json, is_websocket_key
 from trimcp.transports.http.endpoint.exchange import Exchange, Forms, SessionDelete, SessionGet
@@ -24,7 +25,6 @@ from trimcp.transports.http.endpoint.sse2024 import Sse2024
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Service, Upgrade, refusal, token_expired
 from trimcp.transports.http.peers.identity import Authenticate, Refused, identify
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED

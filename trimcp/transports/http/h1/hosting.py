@@ -8,12 +8,12 @@ from typing import TypeAlias
 import attrs
 import trio
 
+from trimcp.support.deadlines import Deadlines
 from trimcp.support.shares import OwnerCounts
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Application, Head, Upgrade
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 ServeWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
 """Serves a WebSocket, after the request's head, until the peer leaves. Returns whether there was one.

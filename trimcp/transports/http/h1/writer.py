@@ -22,11 +22,11 @@ import trio
 from trimcp.budget import MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
+from trimcp.support.deadlines import Deadlines
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.interfaces import BODILESS, Handler, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.state.deadlines import Deadlines
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

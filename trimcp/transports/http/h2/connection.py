@@ -18,6 +18,7 @@ import trio
 from trimcp.budget import LITTLE, MemoryAccount, MemoryCharge, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
+from trimcp.support.deadlines import Deadline
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.parser import read_target
 from trimcp.transports.http.h1.wires import Wire
@@ -29,7 +30,6 @@ from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.h2.replies import ReplyStream
 from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
 from trimcp.transports.http.interfaces import Head, Tunnel, Upgrade
-from trimcp.transports.http.state.deadlines import Deadline
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")

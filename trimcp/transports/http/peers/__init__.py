@@ -1,1 +1,1 @@
-"""Who may come, and how much of a server one peer may have."""
+"""Who may come."""

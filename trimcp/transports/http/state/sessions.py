@@ -20,6 +20,7 @@ from trimcp.framing.sse import encode_event, in_one_line
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.store.events import EventStore, MemoryEvents, parse_event_id
+from trimcp.support.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.support.shares import Table
 from trimcp.transports.http.endpoint.routing import Routing
 from trimcp.transports.http.interfaces import (
@@ -33,7 +34,6 @@ from trimcp.transports.http.interfaces import (
     refusal,
 )
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.state.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.transports.http.state.streams import EventStream, OpenStreams, SessionEvents, StreamSink
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id

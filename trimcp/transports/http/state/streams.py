@@ -19,8 +19,8 @@ from trimcp.budget import MemoryCharge
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event, in_one_line
 from trimcp.store.events import OVERHEAD, EventStore, event_id
+from trimcp.support.deadlines import Deadline, Deadlines
 from trimcp.transports.http.interfaces import HttpReply, HttpResponse
-from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 from trimcp.transports.trace import Tracer
 
 _COUNTED: Final = 32 * 1024  # bytes of events after which the budget's count is updated

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from trimcp.transports.http.state.deadlines import DeadlineQueue, Deadlines
+from trimcp.support.deadlines import DeadlineQueue, Deadlines
 
 
 async def test_one_passes_when_it_is_due(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
