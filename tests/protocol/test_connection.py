@@ -499,7 +499,7 @@ def test_a_server_asks_nothing_but_ping_before_its_client_is_initialized() -> No
 def test_that_a_session_has_begun_is_said_with_its_principal() -> None:
     engine = server()
     params = {"protocolVersion": LATEST_LEGACY.name, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
-    assert isinstance(ask(engine, 0, "initialize", params), Settled)
+    assert isinstance(ask(engine, 0, "initialize", params), AnsweredByEngine)
     event = engine.receive(parse(encode_notification("notifications/initialized", None)), Principal("ada"))
     assert isinstance(event, Notified)
     assert event.admission.principal == "ada"
