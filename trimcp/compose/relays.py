@@ -158,8 +158,7 @@ class Relays:
             if relay.key == key and not relay.closing.is_set() and not (alone and relay.users):
                 return relay
         told = (None, None) if self.shared else (ctx.peer, ctx.capabilities)
-        address = None if job.origin is None else job.origin.client
-        return self.open(key, own, *told, owner=None if self.shared else owner_of(ctx.principal, address))
+        return self.open(key, own, *told, owner=None if self.shared else owner_of(ctx.principal, job.client))
 
     def key_of(self, ctx: Context[Any]) -> Hashable:
         """Return a key for the client that sent a request: all requests with it may use the same connection."""

@@ -38,7 +38,7 @@ from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import slotted
-from trimcp.wire.jsonrpc import parse, too_large
+from trimcp.wire.jsonrpc import parse_within
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -96,9 +96,7 @@ class DirectEnd(Sink):
         if self.closed or other.closed:
             return
         data = outgoing.data
-        size = len(data)
-        most = other.max_message
-        incoming = Incoming(parse(data) if size <= most else too_large(data, most), size)
+        incoming = Incoming(parse_within(data, other.max_message), len(data))
         if other.session is None:
             other._early.append(incoming)
         else:

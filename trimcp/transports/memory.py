@@ -18,7 +18,7 @@ from trimcp.channel import (
     Outgoing,
 )
 from trimcp.transports.stream import StreamChannel
-from trimcp.wire.jsonrpc import parse, too_large
+from trimcp.wire.jsonrpc import parse_within
 
 _BATCHES = 16
 _CHUNKS = 8
@@ -77,7 +77,7 @@ class MemoryChannel(MessageChannel):
             except (trio.WouldBlock, trio.EndOfChannel):
                 pass
         most = self._max_message
-        return [Incoming(parse(text) if len(text) <= most else too_large(text, most), len(text)) for text in texts]
+        return [Incoming(parse_within(text, most), len(text)) for text in texts]
 
     def set_max_message(self, size: int) -> None:
         self._max_message = size

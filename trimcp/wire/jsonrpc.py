@@ -267,6 +267,11 @@ def too_large(data: bytes, max_size: int) -> Malformed:
     return oversize(_scan(data), max_size)
 
 
+def parse_within(data: bytes, max_size: int) -> Message:
+    """Return one message from one JSON text that is in memory, as `parse`; `too_large` beyond `max_size` bytes."""
+    return parse(data) if len(data) <= max_size else too_large(data, max_size)
+
+
 def _scan(data: bytes) -> IdScanner:
     scanner = IdScanner()
     scanner.feed(data)
