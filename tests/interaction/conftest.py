@@ -17,8 +17,10 @@ BEFORE_A_PROXY = ("memory", "http")
 """Transports over which each test is also made through a proxy; `nox -s matrix` has all."""
 
 BEHIND = "behind a proxy"
-BEHIND_A_PROXY = ("stdio",)
-"""The same for transports between a proxy and the server behind it."""
+"""Each test is also made with a server that a proxy reaches over a transport: `EACH_ERA`; `nox -s matrix` has all."""
+
+EACH_ERA = (("stdio", LATEST_LEGACY), ("http", LATEST))
+"""One pair of a transport and a revision for each era, for what changes nothing about either."""
 ABOUT_ONE_CONNECTION = (
     *("test_endings", "test_wire", "test_message_size"),
     "test_a_server_that_ends_closes_its_subscriptions_gracefully",
@@ -45,11 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         transports = getattr(metafunc.module, "ONLY_OVER", TRANSPORTS)
         pairs = [(name, revision) for name in transports for revision in spoken(name)]
         if not hasattr(metafunc.module, "ONLY_OVER") and metafunc.function.__name__ not in OF_THE_WIRE:
-            pairs += [
-                (f"{name}, {without}", revision)
-                for without in KINDS
-                for name, revision in (("stdio", LATEST_LEGACY), ("http", LATEST))
-            ]
+            pairs += [(f"{name}, {without}", revision) for without in KINDS for name, revision in EACH_ERA]
             pairs += [
                 (f"{name}, {PROXIED}", revision)
                 for name in (transports if EVERY_PAIR else BEFORE_A_PROXY)
@@ -57,12 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             ]
             module = metafunc.module.__name__.rpartition(".")[2]
             if not {module, metafunc.function.__name__} & set(ABOUT_ONE_CONNECTION):
-                pairs += [
-                    (f"{name}, {BEHIND}", revision)
-                    for name in (transports if EVERY_PAIR else BEHIND_A_PROXY)
-                    for revision in spoken(name)
-                    if name not in IN_MEMORY
-                ]
+                every = [(name, revision) for name in transports for revision in spoken(name) if name not in IN_MEMORY]
+                pairs += [(f"{name}, {BEHIND}", revision) for name, revision in (every if EVERY_PAIR else EACH_ERA)]
         ids = [f"{name}-{revision.name}" for name, revision in pairs]
         metafunc.parametrize(("transport", "revision"), pairs, ids=ids)
 

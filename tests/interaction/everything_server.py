@@ -6,6 +6,7 @@ the process. As a program it takes its options as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -412,6 +413,7 @@ def _add_resources_and_prompts(server: Server[Journal], journal: Journal) -> Non
 
 def serve(make_server: Callable[[Journal], Server[Any]]) -> None:
     """Serve over standard input and output, as the program's argument says."""
+    gc.freeze()  # else the end of the process, which many tests wait for, looks through all that was imported
     options = json.loads(sys.argv[1])
     run_stdio(make_server(Journal(Path(options["journal"]))), grace=options["grace"])
 

@@ -70,6 +70,8 @@ class Links:
         path: the file of the servers' journal.
         logged: what servers wrote to their standard error, where they have one.
         mortal: whether a test is to kill it.
+        at_once: whether a client over HTTP tries nothing again: a stream that has begun to be resumable is else asked
+            for again, and a server that is gone looked for. How long that takes is not what such a test measures.
         without: "blocking" or "asyncio" for a client without Trio; see `without_trio`.
         module: what makes the server, and is the program of one that is a child.
         proxied: whether a proxy of ours is served in place of the server, which is behind it in the same process.
@@ -89,6 +91,7 @@ class Links:
     _peer: Session | None = None
     _nursery: trio.Nursery | None = None
     mortal: bool = False
+    at_once: bool = False
     without: str = ""
     proxied: bool = False
     behind: bool = False
@@ -231,17 +234,16 @@ class Links:
         store = SqliteStore(self.path.with_name("sessions.db")) if self.transport == STORED else None
         settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50, store=store)
         async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:
+            once = {"retries": 0} if self.at_once and self.transport.startswith("http") else {}
             if self.mortal:
-                # A stream that has begun to be resumable is asked for again: how long is not what such a test measures.
-                once = {"retries": 0} if self.transport.startswith("http") else {}
                 async with relayed(self._place) as self._relay:
                     yield target_of(self._relay.url, self.transport, **once)
             elif self.transport == "http by httpx2":
                 limits = httpx2.Limits(max_connections=None)
                 async with httpx2.AsyncClient(limits=limits, trust_env=False) as client:
-                    yield self._place.target(client=client)
+                    yield self._place.target(client=client, **once)
             else:
-                yield self._place.target()
+                yield self._place.target(**once)
 
     def shut_down(self) -> None:
         """Tell the server to end in an orderly way, as a signal does."""

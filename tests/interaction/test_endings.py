@@ -34,7 +34,7 @@ async def refused_from_now_on(session: ClientSession) -> RemoteError | Connectio
 
 
 async def test_draining_answers_what_is_under_way_and_refuses_the_rest(links: Links, clock: Any) -> None:
-    links.grace = 4.0  # a client that finds nobody any more tries three times
+    links.grace, links.at_once = 2.0, True
     held: list[Any] = []
     hung: list[Any] = []
     until = f"key stopped: {links.cancelled}"
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_stops_its_handlers(links: Links, clock: Any)
 
 async def test_calls_fail_at_once_when_the_server_dies(links: Links, clock: Any) -> None:
     outcomes: list[Any] = []
-    links.mortal = True
+    links.mortal = links.at_once = True
     with trio.fail_after(PATIENCE):
         async with links() as session:
             async with trio.open_nursery() as nursery:
