@@ -1,4 +1,4 @@
-"""`trimcp login`, `logout` and `whoami`, and a server protected from the command line: real processes, a toy issuer."""
+"""`trimcp login`, `logout` and `whoami`, and a server protected from the command line: real servers, a toy issuer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from urllib.parse import urlsplit
 
 import attrs
 import pytest
+from click.testing import CliRunner
+
+from trimcp.cli.app import app
 
 TRIMCP = [sys.executable, "-m", "trimcp.cli"]
 SERVER = Path(__file__).with_name("protected_for_cli.py")
@@ -37,8 +40,12 @@ class Protected:
     issuer: str
     environment: dict[str, str]
 
-    def run(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def run(self, *words: str, stdin: str | None = None) -> tuple[int, str, str]:
+        """The exit code, and what was printed: by a process where there is a browser or something is typed."""
+        if words[0] not in ("login", "record"):
+            found = CliRunner().invoke(app, words, env=self.environment, prog_name="trimcp")
+            return found.exit_code, found.stdout, found.stderr
+        done = subprocess.run(
             [*TRIMCP, *words],
             env=self.environment,
             input=stdin,
@@ -47,17 +54,18 @@ class Protected:
             timeout=SECONDS,
             check=False,
         )
+        return done.returncode, done.stdout, done.stderr
 
-    def good(self, *words: str, stdin: str | None = None) -> str:
-        done = self.run(*words, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def good(self, *words: str) -> str:
+        code, out, errors = self.run(*words)
+        assert code == 0, errors
+        return out
 
     def bad(self, *words: str) -> str:
-        done = self.run(*words)
-        assert done.returncode not in (0, 1), done.stdout
-        assert "Traceback" not in done.stderr
-        return done.stderr
+        code, out, errors = self.run(*words)
+        assert code not in (0, 1), out
+        assert "Traceback" not in errors
+        return errors
 
 
 @contextmanager
@@ -214,10 +222,10 @@ def test_nothing_secret_is_recorded_or_traced(there: Protected, tmp_path: Path) 
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "whoami", "arguments": {}}},
     )
     lines = "".join(json.dumps(message) + "\n" for message in messages)
-    done = there.run("record", str(recording), there.url, stdin=lines)
-    assert done.returncode == 0, done.stderr
+    code, out, errors = there.run("record", str(recording), there.url, stdin=lines)
+    assert code == 0, errors
     assert there.good("call", f"--trace={trace}", there.url, "whoami") == "ann\n"
-    written = done.stdout + done.stderr + recording.read_text() + trace.read_text()
+    written = out + errors + recording.read_text() + trace.read_text()
     assert "tools/call" in written
     for secret in secrets:
         assert secret[:40] not in written

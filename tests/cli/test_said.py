@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import attrs
 import pytest
 import trio
+from click.testing import CliRunner
 
 from tests.pages import ROOT
 from trimcp.auth import Credentials, FileStore, Registration, StoreKey, Tokens
+from trimcp.cli.app import app
 from trimcp.cli.text import theirs
 
 CLI = ROOT / "trimcp" / "cli"
@@ -90,18 +92,39 @@ def test_a_text_of_theirs_is_one_line_or_lines_that_are_marked() -> None:
     assert theirs("x" * 10_000, 50) == "x" * 49 + "…"
 
 
-def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trimcp.cli", *words], capture_output=True, timeout=120, encoding="utf-8", **options
-    )
+@attrs.frozen
+class Done:
+    """How a command ended, and all that came of it; `spoken` also what programs that it started wrote themselves."""
+
+    code: int
+    stdout: str
+    stderr: str
+    spoken: str
 
 
-def check(done: subprocess.CompletedProcess[str]) -> None:
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in a home of its own, and in this process, for no word depends on that."""
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Done:
+        capfd.readouterr()
+        found = CliRunner().invoke(app, words, input="", prog_name="trimcp")
+        return Done(found.exit_code, found.stdout, found.stderr, "".join((found.output, *capfd.readouterr())))
+
+    return run
+
+
+def check(done: Done) -> None:
     """Assert that nothing odd came through, and that no line of ours was forged."""
-    text = done.stdout + done.stderr
-    assert "bad" in done.stdout + done.stderr, (done.stdout, done.stderr)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", done.stdout + done.stderr), ascii(done)
-    assert not [line for line in text.splitlines() if line.startswith(FORGED)], text
+    assert "bad" in done.stdout + done.stderr, done
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", done.spoken), ascii(done)
+    assert not [line for line in done.spoken.splitlines() if line.startswith(FORGED)], done.spoken
 
 
 SERVER = str(HERE / "rude_server_for_cli.py")
@@ -127,41 +150,32 @@ SERVER = str(HERE / "rude_server_for_cli.py")
     ],
     ids=lambda words: " ".join(words[:3])[:40].replace(SERVER, "SERVER"),
 )
-def test_every_command_shows_it_so(words: tuple[str, ...], tmp_path: Path) -> None:
-    check(run(*words, stdin=subprocess.DEVNULL, env=at_home(tmp_path), cwd=tmp_path))
+def test_every_command_shows_it_so(words: tuple[str, ...], run: Run) -> None:
+    check(run(*words))
 
 
-def test_contents_are_escaped_and_otherwise_as_they_are(tmp_path: Path) -> None:
+def test_contents_are_escaped_and_otherwise_as_they_are(run: Run) -> None:
     for words in (("call", SERVER, "says"), ("read", SERVER, "notes:///bad"), ("prompt", SERVER, "asked")):
-        done = run(*words, env=at_home(tmp_path))
-        assert done.returncode == 0, done.stderr
+        done = run(*words)
+        assert done.code == 0, done.stderr
         assert done.stdout.endswith(f"\n{FORGED}\n"), "contents have lines"
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", done.stdout), ascii(done.stdout)
 
 
-def at_home(folder: Path) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-
-
 @pytest.mark.slow
-def test_logins_are_shown_one_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logins_are_shown_one_in_a_line(run: Run) -> None:
     import base64
 
     claims = base64.urlsafe_b64encode(json.dumps({"sub": BAD}).encode()).decode().rstrip("=")
     tokens = Tokens(f"e30.{claims}.x", scopes=(BAD, "files:read"), expires_at=time.time() + 600)
     kept = Credentials("https://mcp.example/mcp", f"https://as.example/{BAD}", Registration("id"), tokens)
-    environment = at_home(tmp_path)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
 
     async def keep() -> None:
         await FileStore().save(StoreKey("https://mcp.example/mcp", BAD), kept)
 
     trio.run(keep)
-    done = run("whoami", env=environment)
-    assert done.returncode == 0, done.stderr
+    done = run("whoami")
+    assert done.code == 0, done.stderr
     check(done)
     assert len(done.stdout.splitlines()) == 1, done.stdout
-    check(run("whoami", "--json", env=environment))
+    check(run("whoami", "--json"))

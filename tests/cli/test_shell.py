@@ -13,6 +13,9 @@ from pathlib import Path
 
 import attrs
 import pytest
+from click.testing import CliRunner, Result
+
+from trimcp.cli.app import app
 
 TRIMCP = (sys.executable, "-m", "trimcp.cli")
 SECONDS = 60
@@ -73,15 +76,10 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def shell(program: Path, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRIMCP, "shell", str(program), *options],
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+def shell(program: Path, *lines: str, options: tuple[str, ...] = ()) -> Result:
+    """What the shell says to lines that come from no terminal: in this process, which is what it says in its own."""
+    words = ["shell", str(program), *options]
+    return CliRunner().invoke(app, words, input="".join(f"{line}\n" for line in lines), prog_name="trimcp")
 
 
 def test_each_line_does_one_thing_in_one_session(program: Path) -> None:
@@ -101,7 +99,7 @@ def test_each_line_does_one_thing_in_one_session(program: Path) -> None:
         "quit",
         "never",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines() == [
         "lend   Lend a book.",
         "wait",
@@ -147,7 +145,7 @@ def test_a_line_that_fails_says_why_and_ends_nothing(line: str, why: str, progra
     assert why in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout.endswith("it is there\n")
-    assert done.returncode == 0
+    assert done.exit_code == 0
 
 
 def test_results_as_json_and_a_time_for_each_line(program: Path) -> None:
@@ -159,10 +157,10 @@ def test_results_as_json_and_a_time_for_each_line(program: Path) -> None:
 
 def test_a_server_that_leaves_ends_it_and_one_that_is_not_there_begins_none(program: Path) -> None:
     done = shell(program, "leave", "ping")
-    assert done.returncode == 4
+    assert done.exit_code == 4
     assert "Traceback" not in done.stderr
     gone = shell(program.with_name("nothing.py"))
-    assert gone.returncode == 2
+    assert gone.exit_code == 2
     assert "there is no file" in gone.stderr
 
 
