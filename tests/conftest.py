@@ -72,9 +72,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require(*marker.args)
 
 
-@pytest.hookimpl(trylast=True)  # of those that -k, -m and names have left
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out those of the other run."""
+class _Turned(pytest.Dir):
+    """A folder of which each process of xdist reads the files from another place on."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        found = list(super().collect())
+        worker = self.config.workerinput  # type: ignore[attr-defined]  # of xdist
+        begin = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        return found[begin:] + found[:begin]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Have processes of xdist share the first reading: each else rewrites every file that the others do meanwhile."""
+    return _Turned.from_parent(parent, path=path) if hasattr(parent.config, "workerinput") else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Leave out those of the other run, of those that -k, -m and names have left."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parts)  # all these processes have to find the same
+    yield
     if ALONE:
         wanted, left_out = [], []
         for item in items:

@@ -60,6 +60,29 @@ def test_whether_there_were_tests_is_noted(chosen: str, code: int, alone: str, t
     assert (tmp_path / "ran").exists() is (code == 0)
 
 
+READ = """
+import os
+from pathlib import Path
+
+with Path(os.environ["PYTEST_XDIST_WORKER"]).open("a") as file:
+    file.write(Path(__file__).stem[-1])
+
+def test_passes():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_xdist_begin_a_folder_at_different_files_and_find_the_same_tests(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *")
+    (tmp_path / "there").mkdir()
+    for name in "abcd":
+        (tmp_path / "there" / f"test_{name}.py").write_text(READ)
+    done = pytest_on(tmp_path, "-n", "2", "there")
+    assert "4 passed" in done.stdout, done.stdout  # xdist refuses processes that did not find the same
+    assert [(tmp_path / name).read_text() for name in ("gw0", "gw1")] == ["abcd", "cdab"]
+
+
 SOME = """
 import pytest
 
