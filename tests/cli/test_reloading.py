@@ -17,6 +17,7 @@ import pytest
 import trio
 
 import trimcp
+from trimcp import PromptsChanged, ResourceUpdated, ToolsChanged
 from trimcp.cli.reloading import folder_of, own_words
 
 TRIMCP = (sys.executable, "-m", "trimcp.cli")
@@ -30,6 +31,10 @@ server = trimcp.Server("reloaded", version="1")
 
 @server.tool
 async def version() -> str:
+    return "VERSION"
+
+@server.resource("notes://today")
+async def today() -> str:
     return "VERSION"
 
 @server.tool
@@ -139,6 +144,23 @@ async def test_the_next_version_takes_over_a_session_over_stdio(program: Program
         assert program.changes == (0 if revision == "2026-07-28" else 1)
         file.touch()  # the old one ends what it has begun
     assert waited == ["waited in first"]
+
+
+@pytest.mark.slow
+async def test_a_subscription_is_taken_over_and_told_that_all_may_have_changed(program: Program) -> None:
+    file = program.path.with_name("go")
+    async with over_stdio(program, "2026-07-28") as session, session.calling("wait", {"file": str(file)}) as waiting:
+        await waiting.progress.receive()
+        async with session.listen(tools=True, prompts=True, resources=["notes://today"]) as changes:
+            for version in ("second", "third"):
+                program.write(version)
+                with trio.fail_after(SECONDS):
+                    told = [await changes.receive() for _ in range(3)]
+                assert told == [ToolsChanged(), PromptsChanged(), ResourceUpdated("notes://today")]
+                assert (await session.read_resource("notes://today")).text == version
+            assert changes.end is None
+        file.touch()
+        assert (await waiting.result()).text == "waited in first"
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ from trimcp.transports.stdio.child import ShutdownTimes, StdioServer
 from trimcp.transports.stdio.server import claim_stdio
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Notification, Request, RequestId, Response
+from trimcp.wire.methods import LISTEN
 
 ENVIRONMENT: Final = {RELOADED: "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """Variables for a version. Compiled files know their source by its size and second: a next one would run old code."""
@@ -131,6 +133,8 @@ class Reloader:
     _handshake: Request | None = attrs.field(init=False, default=None)
     _initialized: bool = attrs.field(init=False, default=False)
     _settings: dict[str, Request] = attrs.field(init=False, factory=dict)  # what a next version is told, too
+    _listening: dict[RequestId, Request] = attrs.field(init=False, factory=dict)  # requests that are subscriptions
+    _renewed: set[RequestId] = attrs.field(init=False, factory=set)  # of them, those that the newest has to acknowledge
     _telling: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _begin: trio.Event = attrs.field(init=False, factory=trio.Event)  # the first version is there, or failed
 
@@ -207,6 +211,12 @@ class Reloader:
         if version.number == 1:
             return
         say(f"trimcp: version {version.number} serves from now on")
+        for id, wanted in list(self._listening.items()):
+            if old is not None:
+                await self._send(old, as_json(Notification("notifications/cancelled", {"requestId": id})))
+            self._calls[id] = version
+            self._renewed.add(id)
+            await self._send(version, as_json(wanted))
         if old is not None:
             self._note_idle(old)
             old.retired.set()
@@ -238,6 +248,7 @@ class Reloader:
             answered.set()
         for id in [id for id, asked in self._calls.items() if asked is version]:
             del self._calls[id]
+            self._listening.pop(id, None)
             lost = "the server was started anew while this ran; it may or may not have been carried out"
             await self._tell(_error(id, lost))
         if self._newest is version and not version.retired.is_set():
@@ -254,6 +265,9 @@ class Reloader:
             case Response(id=id) | ErrorResponse(id=id) | Lost(id=id):
                 if id is not None and self._calls.get(id) is version:
                     del self._calls[id]
+                    self._listening.pop(id, None)
+                elif id in self._listening:
+                    return  # the next version has taken it over
                 said = _error(id, message.message) if isinstance(message, Lost) else as_json(message)
                 await self._tell(said)
                 if version.retired.is_set():
@@ -266,10 +280,24 @@ class Reloader:
             case Notification(method="notifications/cancelled", params={"requestId": id}):
                 params = {**(message.params or {}), "requestId": f"{version.number}-{id}"}
                 await self._tell({**as_json(message), "params": params})
+            case Notification(method="notifications/subscriptions/acknowledged", params={"_meta": dict(meta)}) if (
+                isinstance(id := meta.get(META_SUBSCRIPTION_ID), int | str) and id in self._renewed
+            ):
+                self._renewed.discard(id)  # which the client was told when it subscribed
+                await self._tell_changes(id, (message.params or {}).get("notifications") or {})
             case Malformed():
                 say(f"trimcp: the server wrote what is no message: {message.message}")
             case _:
                 await self._tell(as_json(message))
+
+    async def _tell_changes(self, id: RequestId, agreed: dict[str, Any]) -> None:
+        """Tell a subscription that another version has taken over that all it watches may have changed."""
+        meta = {"_meta": {META_SUBSCRIPTION_ID: id}}
+        for name in _LISTS:
+            if agreed.get(f"{name}ListChanged"):
+                await self._tell(as_json(Notification(f"notifications/{name}/list_changed", meta)))
+        for uri in agreed.get("resourceSubscriptions") or ():
+            await self._tell(as_json(Notification("notifications/resources/updated", {**meta, "uri": uri})))
 
     async def _tell(self, said: Any) -> None:
         async with self._telling:
@@ -299,9 +327,14 @@ class Reloader:
                     await self._tell(_error(id, "the server has ended, and starts again when one of its files changes"))
                     return
                 self._calls[id] = version
+                if method == LISTEN:
+                    self._listening[id] = message
                 await self._send(version, as_json(message))
             case Notification(method="notifications/cancelled", params={"requestId": id}):
                 version = self._calls.get(id, version)
+                if self._listening.pop(id, None) is not None:
+                    del self._calls[id]  # which nobody answers
+                    self._renewed.discard(id)
                 if version is not None:
                     await self._send(version, as_json(message))
             case Response(id=id) | ErrorResponse(id=id):
