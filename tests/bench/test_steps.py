@@ -20,7 +20,7 @@ from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
 from trimcp.bench.team import share
 from trimcp.client.client import at_url
-from trimcp.errors import LocalError
+from trimcp.errors import ErrorReply, LocalError
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.peers.identity import Head, Refused
 from trimcp.transports.http.settings import HttpSettings
@@ -147,6 +147,21 @@ async def test_notices_that_are_lost_are_counted_for_each_session(
     assert (report.calls, counts(report)) == (3, {"no notice": 2})
     assert report.errors["no notice"].example == f"2 of 2 sessions were not told that {PAGE} changed"
     assert report.requests["turn: notice"].count == 6
+
+
+async def test_a_subscription_that_is_refused_is_told() -> None:
+    server = desk()
+
+    @server.middleware
+    async def refuse(ctx: trimcp.Context[Any], params: Any, call_next: Callable[..., Any]) -> Any:
+        """Refuse subscriptions."""
+        if ctx.method == "resources/subscribe":
+            raise ErrorReply(-32000, "no subscriptions today")
+        return await call_next(ctx, params)
+
+    report = await measured(server, turn(), count=1, reopen=0, revision=LATEST_LEGACY.name)
+    assert (report.calls, counts(report)) == (0, {"no connection": 1})
+    assert "no subscriptions today" in report.errors["no connection"].example
 
 
 async def test_nobody_waits_for_a_notice_of_what_did_not_change() -> None:

@@ -32,6 +32,7 @@ from trimcp.wire.input_requests import ElicitFormParams, ElicitResult
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.client.connection import AgentConnection
+    from trimcp.session.listening import Subscription
     from trimcp.transports.http.client.exchanges import Authorizes, ClientAuth
 
 _MOST_ASKED: Final = 10**9  # questions per minute: the load is to answer all
@@ -132,9 +133,10 @@ class _StepSession:
                 await self._session.list_tools()
         wanted = dict.fromkeys(entry.resource for entry in load.plan.mix if entry.resource is not None)
         if wanted:
-            nursery = await stack.enter_async_context(open_service_nursery())
             with trio.fail_after(load.plan.opening):
-                await nursery.start(self._listen, list(wanted))
+                changes = await stack.enter_async_context(self._session.listen(resources=wanted))
+            nursery = await stack.enter_async_context(open_service_nursery())
+            nursery.start_soon(self._listen, changes)
             self._changes.listening.add(self)
             stack.callback(self._leave)
 
@@ -274,13 +276,11 @@ class _StepSession:
 
     # Changes
 
-    async def _listen(self, wanted: list[str], *, task_status: trio.TaskStatus[None]) -> None:
+    async def _listen(self, changes: Subscription) -> None:
+        why = "the server ended it"
         try:
-            async with self._session.listen(resources=wanted) as changes:
-                task_status.started()
-                async for change in changes:
-                    self._hear(getattr(change, "uri", ""))
-            why = "the server ended it"
+            async for change in changes:
+                self._hear(getattr(change, "uri", ""))
         except McpError as error:
             if self._session.session.lost is not None:
                 return
