@@ -6,6 +6,7 @@ was stopped, and that nothing was sent that nobody should get.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +23,7 @@ from joserfc.jwk import ECKey
 
 import trimcp
 from tests.auth.authority import reply
+from tests.client.test_tasks import SEED, TEXT, Foreign
 from trimcp.auth import ResourceServer
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_03_26, V2025_06_18
@@ -483,6 +485,35 @@ async def test_session_renegotiation_by_clients() -> None:
                 async with session.calling("chatty", {"count": 2}) as call:
                     assert [told.progress async for told in call.progress] == [0, 1]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_client_of_tasks() -> None:
+    """`tasks-client-lifecycle`, for issue 374: a header names the task, which is looked at when due."""
+    states = [{"status": "working", "pollIntervalMs": 100}] * 3 + [{"status": "completed", "result": TEXT}]
+    foreign, said = Foreign(*states), list[tuple[str, str | None, float]]()
+
+    @foreign.server.middleware
+    async def note(ctx: Any, params: Any, call_next: Any) -> Any:
+        said.append((ctx.method, (ctx.internals[1].headers or {}).get("mcp-name"), time.monotonic()))
+        return await call_next(ctx, params)
+
+    async with trio.open_nursery() as nursery:
+        (url, *_) = await nursery.start(partial(trimcp.serve_http, foreign.server, port=0))
+        with trio.fail_after(60):
+            async with trimcp.Client("test", tasks=True).connect(url) as session:
+                assert (await session.call_tool("work")).text == "done"
+                foreign.states[:] = [{**SEED, "status": "failed", "error": {"code": -32603, "message": "broken"}}]
+                with pytest.raises(trimcp.RemoteError, match="broken"):
+                    await session.call_tool("work")
+                looked = len(foreign.asked)
+                foreign.states[:] = [{**SEED, "status": "working"}]
+                task = await session.start_task("work")
+                await task.cancel()
+        nursery.cancel_scope.cancel()
+    about = [(method, name) for method, name, _ in said if method.startswith("tasks/")]
+    assert about == [("tasks/get", "t1")] * looked + [("tasks/cancel", "t1")]
+    looks = [at for method, _, at in said if method == "tasks/get"][:4]
+    assert all(later - earlier >= 0.09 for earlier, later in itertools.pairwise(looks))
 
 
 async def test_the_stateless_gauntlet() -> None:
