@@ -236,7 +236,7 @@ async def test_a_worker_whose_claim_was_lost_gives_the_tasks_back(world: World) 
 
         store.claim = losing  # type: ignore[method-assign]
         server = make_server()
-        server.move_tasks(store, lease=0.3)
+        server.move_tasks(store, lease=1)
         async with server.running():
             id = (await call(session, "count", to=1))["taskId"]
             await lost.wait()
@@ -248,7 +248,7 @@ async def test_a_worker_whose_claim_was_lost_gives_the_tasks_back(world: World) 
 async def test_a_worker_whose_store_fails_when_it_begins_a_task_begins_it_later(world: World) -> None:
     async with leaving(world) as session:
         store, server, failed = world.store(), make_server(), trio.Event()
-        server.move_tasks(store, lease=0.3)
+        server.move_tasks(store, lease=1)
         save = store.save
 
         async def failing(task: Any) -> bool:
