@@ -21,6 +21,7 @@ from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.limits import Limits
 from trimcp.testing.connect import _FromPrincipal
+from trimcp.wire.common import META_PROGRESS
 from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.tools import ListToolsResult, Tool
@@ -417,6 +418,7 @@ async def test_a_task_is_its_callers_alone_though_the_upstream_knows_one_caller(
         async with ada.subscriptions.listening(wanted) as changes:
             assert changes.acknowledged.task_ids == [task.id]
             told: Any = await anext(aiter(changes))
-            assert (told.id, changes.tasks[told.id]["status"]) == (task.id, "working")
+            state = changes.tasks[told.id]
+            assert (told.id, state["status"], state["_meta"][META_PROGRESS]["progress"]) == (task.id, "working", 1)
         assert (await ada.task(task.id).result()).text == "done"
         assert (await nobody.call_tool("slow")).text == "done", "without a principal an id is as the upstream made it"

@@ -403,8 +403,9 @@ class Forwarding:
         async for change in changes:
             each: Any = change
             if (id := getattr(each, "id", None)) is not None:
-                known = outward_task(ctx, id)
-                notice = {**changes.tasks[id], TASK_ID: known, "_meta": {META_SUBSCRIPTION_ID: job.request.id}}
+                task = changes.tasks[id]
+                meta = {**(task.get("_meta") or {}), META_SUBSCRIPTION_ID: job.request.id}
+                notice = {**task, TASK_ID: outward_task(ctx, id), "_meta": meta}
                 await send_notice(job, session.encode_foreign(TASK_NOTICE, notice))
             else:
                 about = each.uri if isinstance(each, ResourceUpdated) else _CHANGES[each]
