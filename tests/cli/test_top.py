@@ -350,6 +350,30 @@ def test_a_signal_leaves_the_terminal_as_it_was(place: Place, number: signal.Sig
 
 
 @pytest.mark.slow
+def test_a_stop_gives_the_terminal_back_until_it_goes_on_and_so_does_the_end_of_the_server(place: Place) -> None:
+    terminal, line = os.openpty()
+    before = termios.tcgetattr(line)
+    with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
+        try:
+            read_until(terminal, "build")
+            viewer.send_signal(signal.SIGTSTP)  # as Ctrl-Z does
+            read_until(terminal, "\x1b[?1049l")
+            _, status = os.waitpid(viewer.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            assert termios.tcgetattr(line) == before
+            viewer.send_signal(signal.SIGCONT)
+            read_until(terminal, "build")
+            os.kill(place.pid, signal.SIGKILL)
+            assert "the server is gone" in read_until(terminal, "gone")
+            assert viewer.wait(30) == 3
+        finally:
+            viewer.kill()
+    assert termios.tcgetattr(line) == before
+    os.close(terminal)
+    os.close(line)
+
+
+@pytest.mark.slow
 def test_a_viewer_that_is_killed_costs_the_server_nothing(place: Place) -> None:
     terminal, line = os.openpty()
     with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
