@@ -97,6 +97,11 @@ class WriteQueue:
         """Return the number of the last item that was put for this session and is not done; 0 if there is none."""
         return self._waiting.get(session, 0)
 
+    @property
+    def done(self) -> int:
+        """The number of the last item that was written, or refused."""
+        return self._number - len(self._sizes)
+
     def wait(self, gate: QueueGate) -> None:
         """Have a gate go on whenever items are done, until nothing of it waits."""
         self._gates[gate] = None
@@ -160,7 +165,7 @@ class WriteQueue:
             sizes.clear()
         else:
             self._size -= sum([sizes.popleft() for _ in range(items)])
-        done = self._number - len(sizes)
+        done = self.done
         if sizes:
             for session in [session for session, last in self._waiting.items() if last <= done]:
                 del self._waiting[session]

@@ -446,6 +446,49 @@ async def test_what_a_process_said_before_it_was_gone_counts(autojump_clock: Any
         assert (await call.done()).json["result"]["content"][0]["text"] == "answered, and not read"
 
 
+async def test_what_a_process_was_not_asked_before_it_was_gone_is_for_the_next_holder(autojump_clock: Any) -> None:
+    """Its letter is not written yet, and will be refused."""
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        far, commit, writing = two.visit(visitor), two.store.commit, trio.Event()
+        assert (await (await far.call("echo", text="asked")).done()).json["result"]
+
+        async def commit_later(writes: Any) -> Any:
+            await writing.wait()
+            return await commit(writes)
+
+        two.store.commit = commit_later  # type: ignore[method-assign]
+        call = await far.call("echo", text="not asked")
+        one.die()
+        sharing: Any = two.face.shared.sharing
+        sharing._lost(one.store.name)
+        writing.set()
+        assert (await call.done()).json["result"]["content"][0]["text"] == "not asked"
+
+
+async def test_what_comes_while_a_process_has_no_lease_is_refused_for_now(autojump_clock: Any) -> None:
+    """Nobody could answer it: the name that others know is that of before."""
+    async with replicas() as ([_, two], visitor):
+        await visitor.initialize()
+        far, opened, opening = two.visit(visitor), two.store.opened, trio.Event()
+        assert (await (await far.call("echo", text="hi")).done()).json["result"]
+
+        @asynccontextmanager
+        async def opened_later() -> AsyncIterator[None]:
+            await opening.wait()
+            async with opened():
+                yield
+
+        two.store.opened = opened_later  # type: ignore[method-assign]
+        two.die()
+        await trio.sleep(two.store.lease)
+        with trio.fail_after(60):
+            assert (await (await far.call("echo", text="hi")).done()).status == 503
+            opening.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert (await (await far.call("echo", text="hi")).done()).json["result"]
+
+
 async def test_a_request_that_has_moved_twice_is_asked_once(autojump_clock: Any) -> None:
     """As when its letter was refused because the system has ended the holder, and the holder had read it."""
     async with replicas() as ([one, two], visitor):

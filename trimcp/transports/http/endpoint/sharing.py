@@ -75,7 +75,8 @@ class Forwarded(Handler):
     head: Head
     holder: str
     number: int = attrs.field(init=False, default=0)
-    letter: Letter | None = attrs.field(init=False, default=None)  # with the request
+    letter: Letter | None = attrs.field(init=False, default=None)  # with the request,
+    place: int = attrs.field(init=False, default=0)  # and its number in the queue of what is written
     begun: bool = attrs.field(init=False, default=False)  # whether the response has
     size: int = attrs.field(init=False, default=0)  # of the body
     _reply: HttpReply | None = attrs.field(init=False, default=None)
@@ -99,6 +100,7 @@ class Forwarded(Handler):
         self._attempts += 1
         self.number = self.sharing.ask(self)
         self.letter = self.sharing.say(self.holder, "ask", self._body, n=self.number, head=written(self.head))
+        self.place = self.sharing.queue.last("")
         if self.letter is None:
             self.fail()
 
@@ -157,7 +159,7 @@ class Forwarded(Handler):
     async def again(self) -> None:
         """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
         reply, body = self._reply, self._body
-        if not self.sharing.forget(self) or reply is None:
+        if reply is None:
             return
         self.sharing.forget_holder(self.head)
         found = None if self._attempts >= _ATTEMPTS else await self.sharing.find(self.head)
@@ -224,6 +226,7 @@ class SessionSharing:
     _publishing: bool = attrs.field(init=False, default=False)
     _untold: bool = attrs.field(init=False, default=False)  # whether others have missed a change
     _ready: bool = attrs.field(init=False, default=False)
+    _named: bool = attrs.field(init=False, default=False)  # whether others can answer: not while there is no lease
 
     def __attrs_post_init__(self) -> None:
         shared = self.shared
@@ -290,6 +293,7 @@ class SessionSharing:
             keeper.use_state_key(await self.store.agree(_KEY, os.urandom(32)))
         if (auth := self.shared.settings.auth) is not None:
             await auth.share(self.store)
+        self._named = True
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.queue.run)
@@ -303,6 +307,7 @@ class SessionSharing:
                 await self._keep_lease()
                 nursery.cancel_scope.cancel()
         finally:
+            self._named = False
             with trio.move_on_after(_LAST, shield=True):
                 await self.queue.flush()
                 await self._counts.flush()
@@ -388,6 +393,8 @@ class SessionSharing:
             return True
 
     def forward(self, head: Head, holder: str) -> Admitted:
+        if not self._named:
+            return later(None, ending=self.shared.draining)
         if len(self._asked) >= self.shared.settings.max_exchanges or self._asking > _MOST_ASKED:
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
         return Forwarded(self, head, holder)
@@ -435,14 +442,11 @@ class SessionSharing:
         self._asking += asked.size
         return number
 
-    def forget(self, asked: Forwarded) -> bool:
-        """Forget a request that was handed over, and return whether it was known."""
-        if self._asked.pop(asked.number, None) is None:
-            return False
-        self._asking -= asked.size
-        if not self._asked:
-            self._answered.unpark_all()
-        return True
+    def forget(self, asked: Forwarded) -> None:
+        if self._asked.pop(asked.number, None) is not None:
+            self._asking -= asked.size
+            if not self._asked:
+                self._answered.unpark_all()
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""
@@ -461,7 +465,11 @@ class SessionSharing:
 
     def _move(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (asked := self._asked_of(sender, said)) is not None:
-            self._nursery.start_soon(asked.again)
+            self._ask_again(asked)
+
+    def _ask_again(self, asked: Forwarded) -> None:
+        self.forget(asked)
+        self._nursery.start_soon(asked.again)
 
     def _take_part(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (asked := self._asked_of(sender, said)) is not None:
@@ -493,7 +501,7 @@ class SessionSharing:
         if isinstance(write, Letter):
             for asked in list(self._asked.values()):
                 if asked.letter == write and asked.holder == write.to:
-                    self._nursery.start_soon(asked.again)
+                    self._ask_again(asked)
                     return
             if write.to is None:
                 self._untold = True
@@ -506,6 +514,8 @@ class SessionSharing:
 
     def _lose(self, name: str) -> None:
         """Have `_lost` called once all letters are read that a process which is gone has sent."""
+        for id in [id for id, holder in self._holders.items() if holder == name]:
+            del self._holders[id]
         if self.say(self.store.name, "gone", process=name) is None:
             self._lost(name)
 
@@ -514,12 +524,11 @@ class SessionSharing:
             self._lost(said["process"])
 
     def _lost(self, name: str) -> None:
-        """Give up what was under way with a process that is gone."""
-        for id in [id for id, holder in self._holders.items() if holder == name]:
-            del self._holders[id]
+        """Give up what was under way with a process that is gone; what it was not asked yet will be refused instead."""
         for lose in self.letters.on_lost:
             lose(name)
-        for asked in [asked for asked in self._asked.values() if asked.holder == name]:
+        done = self.queue.done
+        for asked in [asked for asked in self._asked.values() if asked.holder == name and asked.place <= done]:
             asked.fail()
         for reply in [reply for (to, _), reply in self.replies.items() if to == name]:
             reply.leave(None)
