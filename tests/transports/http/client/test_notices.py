@@ -141,6 +141,27 @@ async def test_a_message_that_was_turned_away_is_sent_again(status: int, autojum
         assert (await server.wait_for("reply", 2)).at == 5
 
 
+@pytest.mark.parametrize("status", [502, 504, None])
+async def test_an_answer_that_may_have_arrived_is_sent_again(status: int | None, autojump_clock: object) -> None:
+    """It counts once; lost, the call that asked would wait for ever. Other messages might be carried out twice."""
+
+    async def then(exchange: Exchange) -> None:
+        if len(server.called(exchange.called)) > 1:
+            await exchange.respond(202)
+        elif status is not None:
+            await exchange.respond(status)
+        else:
+            raise trio.ClosedResourceError  # as when its process is killed
+
+    async with scripted(legacy(then)) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await channel.send([CHANGED, answer(1)])
+        await server.wait_for("reply", 2)
+        await trio.sleep(60)
+        assert len(server.called("reply")) == 2
+        assert len(server.called("notifications/roots/list_changed")) == 1
+
+
 async def test_a_message_that_never_left_is_sent_again(autojump_clock: object) -> None:
     async def then(exchange: Exchange) -> None:
         await exchange.respond(202)

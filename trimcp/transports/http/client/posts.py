@@ -553,7 +553,9 @@ class Notices:
             with trio.move_on_after(timeout) as scope:
                 # An answer or a cancellation means nothing in another session.
                 renewable = outgoing.kind is Kind.NOTIFICATION
-                failure = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
+                # An answer counts once, however often it arrives.
+                pause = partial(state.backoff.before_next, repeatable=outgoing.kind is Kind.REPLY)
+                failure = await state.persist(lambda: self._attempt(outgoing), pause, renewable)
                 if failure is not None:
                     level = logging.WARNING if outgoing.kind is Kind.REPLY else logging.DEBUG
                     _log.log(level, "%s did not reach the server: %s", what, failure.why)
