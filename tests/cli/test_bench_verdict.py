@@ -152,7 +152,7 @@ def test_the_command_judges_and_writes(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_one_measurement_saves_the_next_is_compared_with(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    command = ("--seconds", "2", "-q", *ADD, "--", sys.executable, SERVER)
+    command = ("--seconds", "3", "-q", *ADD, "--", sys.executable, SERVER)
     assert trimcp("bench", "--save", str(file), *command).exit_code == 0
     (report,) = read_reports([str(file)], "--baseline")
     assert report.requests["add"].count == report.latency.count
