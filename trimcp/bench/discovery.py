@@ -104,7 +104,7 @@ async def _discover(target: Target, plan: Plan) -> Found:
         async with _client(plan).connect(target, revision=plan.revision) as session:
             return await _look(session, plan, "stdio")
     async with target.connect() as channel, _client(plan).connect(channel, revision=plan.revision) as session:
-        transport = _TRANSPORTS.get(target.url[:2].lower(), "http")
+        transport: WireName = _TRANSPORTS.get(target.url[:2].lower(), "http")
         if getattr(channel, "speaks_sse", False):
             transport = "sse"
         return await _look(session, plan, transport)
@@ -137,7 +137,7 @@ async def _tools_of_agents(target: Target, plan: Plan) -> list[Tool]:
 
 async def _discover_agents(target: Target, plan: Plan) -> Found:
     tools = {tool.name: tool for tool in await _tools_of_agents(target, plan)}
-    transport = _AGENTS.get(agent_target(target, plan).url[:2].lower(), "agents_http")
+    transport: WireName = _AGENTS.get(agent_target(target, plan).url[:2].lower(), "agents_http")
     for entry in plan.mix:
         if NUMBER not in entry.label:
             _check_tool(entry, tools)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -366,23 +366,21 @@ class _CountedAuth:
     @asynccontextmanager
     async def connected(self, server: str, /) -> AsyncIterator[Authorizes]:
         async with self._auth.connected(server) as authorizes:
-            yield _Counted(authorizes, self._load)
+            yield _Counted(authorizes, self._load, authorizes.person)
+
+
+def _pass_on_person(counted: _Counted, _: Any, person: Any) -> Any:
+    counted._inner.person = person
+    return person
 
 
 @attrs.define(eq=False)
 class _Counted:
     _inner: Authorizes
     _load: Load
+    person: Callable[[], AbstractContextManager[None]] = attrs.field(on_setattr=_pass_on_person)
     _token: str | None = attrs.field(init=False, default=None)
     _began: float | None = attrs.field(init=False, default=None)  # when a token was refused
-
-    @property
-    def person(self) -> Callable[[], Any]:
-        return self._inner.person
-
-    @person.setter
-    def person(self, person: Callable[[], Any]) -> None:
-        self._inner.person = person
 
     async def headers(self, method: str, url: str, /) -> Mapping[str, str]:
         began = trio.current_time() if self._began is None else self._began
