@@ -199,7 +199,7 @@ class ChildChannel(WrappedChannel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.link = Link("stdio")
+        self.link: Link | None = Link("stdio")
         self.sends_now: bool = self.channel.sends_now  # `send` changes nothing of what is sent
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
