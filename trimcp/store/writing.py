@@ -68,9 +68,6 @@ class WriteQueue:
     _size: int = attrs.field(init=False, default=0)
     _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
-    # sessions, with their fences, of which an event could not be written while others wait: those would hide its loss
-    _lost: set[tuple[str, int]] = attrs.field(init=False, factory=set)
-    _lost_until: int = attrs.field(init=False, default=0)  # the number of the last of those others
 
     def put(self, write: Write) -> bool:
         """Write this, in its turn. False if too much waits: then it never will be."""
@@ -151,8 +148,6 @@ class WriteQueue:
             for write in refused:
                 self.refused(write)
             self._finish(len(batch))
-            if self._lost and self.done >= self._lost_until:
-                self._lost.clear()
             return
         read = items[0]
         assert isinstance(read, _Read)
@@ -181,16 +176,12 @@ class WriteQueue:
                 del self._gates[gate]
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:
-        if self._lost:
-            writes = [write for write in writes if not _follows(write, self._lost)]
         for pause in _PAUSES:
             try:
                 return await self.store.commit(writes)
             except OSError as error:
                 self._warn(error)
             await trio.sleep(pause)
-        self._lost_until = self._number
-        self._lost.update((write.session, write.fence) for write in writes if isinstance(write, AppendEvent))
         return writes
 
     async def _rows(self, read: _Read) -> Rows:
@@ -205,11 +196,6 @@ class WriteQueue:
         if not self._warned:
             self._warned = True
             log_crash(log, error, "the shared store fails; sessions with work under way may be lost")
-
-
-def _follows(write: Write, lost: Collection[tuple[str, int]]) -> bool:
-    """Return whether a write is an event of one of these sessions, with their fences."""
-    return isinstance(write, AppendEvent) and (write.session, write.fence) in lost
 
 
 def _without_repetitions(writes: list[Write]) -> list[Write]:
