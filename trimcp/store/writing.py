@@ -68,6 +68,9 @@ class WriteQueue:
     _size: int = attrs.field(init=False, default=0)
     _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
+    # sessions, with their fences, of which something could not be written while more waits, which would hide its loss
+    _lost: set[tuple[str, int]] = attrs.field(init=False, factory=set)
+    _lost_until: int = attrs.field(init=False, default=0)  # the number of the last of those others
 
     def put(self, write: Write) -> bool:
         """Write this, in its turn. False if too much waits: then it never will be."""
@@ -148,6 +151,8 @@ class WriteQueue:
             for write in refused:
                 self.refused(write)
             self._finish(len(batch))
+            if self._lost and self.done >= self._lost_until:
+                self._lost.clear()
             return
         read = items[0]
         assert isinstance(read, _Read)
@@ -176,13 +181,18 @@ class WriteQueue:
                 del self._gates[gate]
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:
+        behind = [write for write in writes if _follows(write, self._lost)] if self._lost else []
+        if behind:
+            writes = [write for write in writes if not _follows(write, self._lost)]
         for pause in _PAUSES:
             try:
-                return await self.store.commit(writes)
+                return [*behind, *await self.store.commit(writes)]
             except OSError as error:
                 self._warn(error)
             await trio.sleep(pause)
-        return writes
+        self._lost_until = self._number
+        self._lost.update((each.session, each.fence) for each in writes if isinstance(each, AppendEvent | SaveSession))
+        return [*behind, *writes]
 
     async def _rows(self, read: _Read) -> Rows:
         try:
@@ -196,6 +206,11 @@ class WriteQueue:
         if not self._warned:
             self._warned = True
             log_crash(log, error, "the shared store fails; sessions with work under way may be lost")
+
+
+def _follows(write: Write, lost: Collection[tuple[str, int]]) -> bool:
+    """Return whether a write is an event or a state of one of these sessions, with their fences."""
+    return isinstance(write, AppendEvent | SaveSession) and (write.session, write.fence) in lost
 
 
 def _without_repetitions(writes: list[Write]) -> list[Write]:

@@ -703,6 +703,34 @@ async def test_what_waits_to_be_written_is_written_at_the_end(autojump_clock: An
         assert await store.after("s", 1, 0) == [(1, b"x")]
 
 
+async def test_an_event_that_could_not_be_written_is_not_hidden_by_later_ones(autojump_clock: Any) -> None:
+    """Else who resumes the stream would get the result, and never know of what came before."""
+    store, refused = MemoryStore(MemoryHub()), list[Any]()
+    queue = WriteQueue(store, refused.append)
+    async with store.opened(), trio.open_nursery() as nursery:
+        nursery.start_soon(queue.run)
+        for id in ("s", "other"):
+            queue.put(SaveSession(id, 1, b"{}", 60.0, new=True))
+        await trio.testing.wait_all_tasks_blocked()
+        queue.put(AppendEvent("s", 1, 1, 1, b"kept"))
+        await trio.testing.wait_all_tasks_blocked()
+        store.broken = OSError("full")
+        queue.put(lost := AppendEvent("s", 1, 1, 2, b"lost"))
+        await trio.sleep(1)  # it is tried again and again
+        queue.put(behind := AppendEvent("s", 1, 1, 3, b"the result"))
+        queue.put(ended := SaveSession("s", 1, b"no call is under way", 60.0))
+        queue.put(AppendEvent("other", 1, 1, 1, b"of another session"))
+        await trio.sleep(3)
+        assert refused == [lost]
+        store.broken = None
+        await trio.sleep(10)
+        assert refused == [lost, behind, ended], "whoever takes it over ends what was under way with an error"
+        assert await store.after("s", 1, 0) == [(1, b"kept")]
+        assert await store.after("other", 1, 0) == [(1, b"of another session")]
+        assert not queue._lost
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_store_that_fails_for_long_costs_what_was_under_way(autojump_clock: Any) -> None:
     """The process drops the session, and takes it over from itself once the store is well again."""
     async with replicas(1) as ([one], visitor):
