@@ -147,7 +147,7 @@ class Under:
         await each(opened, _close, UNDER_WAY)
         # Where a session is closed by hanging up, the server has yet to see it. Another process cannot tell us.
         deadline = trio.current_time() + self.settle_limit
-        while descriptors(self.process) > there and trio.current_time() < deadline:  # noqa: ASYNC110  # as said
+        while descriptors(self.process) > there and trio.current_time() < deadline:  # noqa: ASYNC110 -- another process
             await trio.sleep(0.005)
 
     async def _spend(self, work: Callable[[], Awaitable[None]]) -> Spent:

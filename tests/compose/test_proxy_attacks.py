@@ -258,12 +258,14 @@ async def test_connections_are_bounded_and_go_with_their_sessions(clock: Any) ->
 
 
 @asynccontextmanager
-async def connected_as(running: Running, who: str, revision: Revision) -> AsyncIterator[trimcp.ClientSession]:
-    """A session of somebody with a run of a proxy."""
+async def connected_as(
+    running: Running, who: str | None, revision: Revision = LATEST, **options: Any
+) -> AsyncIterator[trimcp.ClientSession]:
+    """A session of somebody with a run of a proxy; `options` are the client's."""
     ours, theirs = trimcp.memory_channels()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(running.serve, _FromPrincipal(ours, trimcp.Principal(who)))
-        async with trimcp.Client("c").connect(theirs, revision=revision) as session:
+        nursery.start_soon(running.serve, ours if who is None else _FromPrincipal(ours, trimcp.Principal(who)))
+        async with trimcp.Client("c", **options).connect(theirs, revision=revision) as session:
             yield session
         nursery.cancel_scope.cancel()
 
@@ -377,16 +379,6 @@ async def test_one_connection_can_be_shared_and_then_nobody_is_asked(clock: Any)
             assert (await two.call_tool("ask")).is_error
 
 
-@asynccontextmanager
-async def with_tasks(running: Running, who: str | None) -> AsyncIterator[trimcp.ClientSession]:
-    ours, theirs = trimcp.memory_channels()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(running.serve, ours if who is None else _FromPrincipal(ours, trimcp.Principal(who)))
-        async with trimcp.Client("c", tasks=True).connect(theirs) as session:
-            yield session
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_task_is_its_callers_alone_though_the_upstream_knows_one_caller(clock: Any) -> None:
     server = Server("behind")
 
@@ -400,9 +392,9 @@ async def test_a_task_is_its_callers_alone_though_the_upstream_knows_one_caller(
     made = before(server)
     async with (
         made.running() as running,
-        with_tasks(running, "ada") as ada,
-        with_tasks(running, "eve") as eve,
-        with_tasks(running, None) as nobody,
+        connected_as(running, "ada", tasks=True) as ada,
+        connected_as(running, "eve", tasks=True) as eve,
+        connected_as(running, None, tasks=True) as nobody,
     ):
         task = await ada.start_task("slow")
         assert task.id is not None

@@ -71,6 +71,28 @@ async def test_a_long_search_lets_others_have_their_turns() -> None:
     assert turns >= len(words) - 3  # one after each word; who begins and who ends first is chance
 
 
+async def test_the_first_search_lets_others_have_their_turns_while_words_are_counted() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+    for number in range(500):
+        server.add_tool(nothing, name=f"tool_{number}", description="one of many tools")
+    server.search_tools()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with connected(server) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        await found(session, "tool 77")
+        first, turns = turns, 0
+        await found(session, "tool 77")
+        assert first >= turns + 500 // 10 - 10  # nothing is counted the second time
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_search_looks_for_some_words_only() -> None:
     tools = [Tool(name=f"x{number}", input_schema={}) for number in range(100)]
     best = await rank(" ".join(str(number) for number in range(100)), [words_of(tool) for tool in tools])

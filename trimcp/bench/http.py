@@ -27,7 +27,6 @@ from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.h1 import whole_request
 from trimcp.transports.http.h1.replies import UnreadableReply
 
-_LISTEN: Final = {"accept": "text/event-stream"}
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
@@ -73,7 +72,7 @@ async def run_http_session(
             session.nursery = nursery
             places = LoadPlaces(load, seat or Seat())
             for connection in connections:
-                nursery.start_soon(_CallSlot(session, connection).run, places)
+                nursery.start_soon(_CallPlace(session, connection).run, places)
     finally:
         for connection in connections:
             await connection.close()
@@ -200,7 +199,7 @@ def _message_in(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 @attrs.define(eq=False)
-class _CallSlot:
+class _CallPlace:
     """A slot: makes one call at a time."""
 
     _session: _LoadSession
@@ -321,7 +320,7 @@ class _CallSlot:
         """Cut the connection, and return what arrives first over another one, of the events after `last`."""
         connection, session = self._connection, self._session
         await connection.close()
-        head = session.site.head("GET", {**_LISTEN, **session.named(), "last-event-id": last})
+        head = session.site.head("GET", {"accept": _EVENTS, **session.named(), "last-event-id": last})
         await connection.request(whole_request(head, None))
         pieces = await connection.more()
         while not connection.reply.status:

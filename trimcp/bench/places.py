@@ -78,5 +78,5 @@ class LoadPlaces:
         if not self.load.plan.paced or self.load.supply.over or self.seat.left <= 0:
             self._wake_all()
         elif self._idle:
-            self._idle.pop().set()  # the slot used last has the connection most likely still open
+            self._idle.pop().set()  # the place used last has the connection most likely still open
             self._wait()

@@ -63,7 +63,7 @@ class StepRunner:
 
     load: Load
     target: Target
-    _changes: _ChangeTurns = attrs.field(init=False, factory=lambda: _ChangeTurns())
+    _changes: _ChangeTurns = attrs.field(init=False, factory=_ChangeTurns)
 
     def __attrs_post_init__(self) -> None:
         auth = getattr(self.target, "auth", None)

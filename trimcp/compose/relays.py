@@ -33,6 +33,7 @@ from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.restarts import Restarts
 from trimcp.support.shares import Shares
+from trimcp.watch.picture import link_of
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities, declares
 from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
 from trimcp.wire.common import Implementation, LoggingLevel
@@ -234,7 +235,7 @@ class Relays:
             found = next((relay for relay in self._open if not relay.closing.is_set()), None)
             self.tell_lists(session, found or self.open(None, None, None, None))
         elif self.find(session) is None:
-            link = session.sink.link or session.transport.link
+            link = link_of(session, session.sink)
             owner = owner_of(admission.principal, None if link is None else link.address)
             declared = admission.capabilities
             assert isinstance(declared, ClientCapabilities)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")
 _LONGEST: Final = 500  # characters of what is searched,
 _MOST_WORDS: Final = 32  # and its words
-_PER_TURN: Final = 2_000  # looks at a text for a word between which others have no turn; each takes half a microsecond
-_COUNTED_PER_TURN: Final = 50  # tools whose words are counted at once
+_PER_TURN: Final = 2_000  # looks at a text for a word between which others have no turn; each takes about a microsecond
+_COUNTED_PER_TURN: Final = 10  # tools whose words are counted at once; each takes up to a millisecond
 _LONGEST_TEXT: Final = 4_000  # characters of a description that are looked at
 _WEIGHTS: Final = (("name", 3), ("title", 2), ("description", 1))
 _SATURATION: Final = 1.2  # k1 of BM25: how soon a word that is repeated counts no more

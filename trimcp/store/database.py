@@ -129,7 +129,7 @@ class Database:
             raise WrongFile(self._wrong("it is a database of another program"))
         if form > len(kind.forms):
             raise WrongFile(self._wrong(f"a newer trimcp wrote it (form {form}; this one knows {len(kind.forms)})"))
-        self._keep_log()
+        self._use_write_ahead_log()
         for pragma in kind.pragmas:
             self.ask(f"PRAGMA {pragma}")
         if form < len(kind.forms):
@@ -140,10 +140,10 @@ class Database:
                 self.ask(f"PRAGMA user_version = {len(kind.forms)}")
                 self.ask(f"PRAGMA application_id = {kind.mark}")
 
-    def _keep_log(self) -> None:
-        """Make it a file with a write-ahead log, as others may be doing at this moment.
+    def _use_write_ahead_log(self) -> None:
+        """Have changes written to a log first, which others may be doing with the same file at this moment.
 
-        SQLite waits for them with `_WAIT` where a transaction begins, but not where the kind of log changes.
+        SQLite waits for them, up to `_WAIT`, where a transaction begins, but not where the kind of log changes.
         """
         until = time.monotonic() + _WAIT
         while True:
