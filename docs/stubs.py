@@ -89,7 +89,7 @@ KINDS = {
 BESIDE = {
     "trimcp.client.client": "Target",
     "trimcp.client.handlers": "ClientProgram",
-    "trimcp.session.listening": "Change",
+    "trimcp.session.outgoing.listening": "Change",
     "trimcp.wire.lifecycle": "ProgressParams SubscriptionFilter",
     "trimcp.wire.revisions": "Revision",
     "typing": "Generic TypeVar",

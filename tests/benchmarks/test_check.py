@@ -26,7 +26,7 @@ TRIOS = "trio/_core/_run.py:Runner.reschedule"
     ("file", "place"),
     [
         ("/venv/lib/python3.11/site-packages/trimcp/channel.py", ("trimcp", "trimcp/channel.py")),
-        ("/home/me/trimcp/trimcp/session/job.py", ("trimcp", "trimcp/session/job.py")),
+        ("/home/me/trimcp/trimcp/session/incoming/job.py", ("trimcp", "trimcp/session/incoming/job.py")),
         ("/home/me/trimcp/.venv/lib/site-packages/trio/_core/_run.py", ("trio", "trio/_core/_run.py")),
         ("/venv/site-packages/typing_extensions.py", ("typing_extensions", "typing_extensions.py")),
         (json.__file__, ("stdlib", "json/__init__.py")),

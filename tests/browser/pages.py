@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import trimcp
 from tests.peers.serving import served
-from trimcp.cli.top import Sockets
+from trimcp.cli.top.command import Sockets
 from trimcp.cli.web.site import serving
 from trimcp.cli.web.trying import Trying
 from trimcp.watch.admin import serve_admin

@@ -11,8 +11,8 @@ from playwright.sync_api import sync_playwright
 from tests.bench.test_regression import a_run
 from tests.browser.pages import HOSTILE
 from trimcp.bench.report import Failures
-from trimcp.cli.bench_html import Side, write_page
-from trimcp.cli.bench_verdict import Check
+from trimcp.cli.bench.html import Side, write_page
+from trimcp.cli.bench.verdict import Check
 
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 CUT = """[...document.querySelectorAll('svg text')].filter(text => {

@@ -13,8 +13,8 @@ import trimcp
 import trimcp.testing
 from tests.browser.pages import HOSTILE, frames_in_time, picture, visit, watched
 from tests.peers.chromium import serving_pages
-from trimcp.cli.top import Sockets
-from trimcp.cli.top_view import Shown, view
+from trimcp.cli.top.command import Sockets
+from trimcp.cli.top.view import Shown, view
 
 pytestmark = pytest.mark.needs("chromium")
 

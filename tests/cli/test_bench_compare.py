@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.reports import MEBI, a_report, some_errors
 from trimcp.bench.report import Cost, Generator
-from trimcp.cli.bench_table import Pair, comparison_json, describe_comparison, ratios
+from trimcp.cli.bench.table import Pair, comparison_json, describe_comparison, ratios
 
 
 def rounds(*pairs: tuple[int, int]) -> list[Pair]:

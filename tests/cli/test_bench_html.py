@@ -15,9 +15,9 @@ from tests.cli.reports import a_report, some_errors
 from tests.cli.test_app import trimcp
 from tests.cli.test_bench_run import ADD, measuring
 from trimcp.bench.report import Failures, Slice
-from trimcp.cli.bench_html import Side, page, write_page
-from trimcp.cli.bench_run import shown_command
-from trimcp.cli.bench_verdict import Check
+from trimcp.cli.bench.html import Side, page, write_page
+from trimcp.cli.bench.run import shown_command
+from trimcp.cli.bench.verdict import Check
 from trimcp.cli.exits import Failure
 
 HOSTILE = "<img src=x onerror=hit()><script>hit()</script><b id=hit>\u202e\"'`"

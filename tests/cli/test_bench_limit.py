@@ -15,8 +15,8 @@ from tests.cli.test_bench_run import ADD
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Generator, Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli import bench_run
-from trimcp.cli.bench_limit import judge_step
+from trimcp.cli.bench import run as bench_run
+from trimcp.cli.bench.limit import judge_step
 
 WORDS = ("bench", "--find-limit", "--require", "p99<50ms", *ADD)
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from trimcp.bench.plan import MixEntry, Plan
-from trimcp.cli.bench_options import (
+from trimcp.cli.bench.options import (
     BenchOptions,
     bench_options,
     check_options,

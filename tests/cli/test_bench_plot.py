@@ -13,8 +13,8 @@ from matplotlib.text import Annotation
 
 from tests.cli.reports import a_report, some_errors
 from trimcp.bench.report import Histogram, Second
-from trimcp.cli.bench_plot import Curve, check_plot, draw
-from trimcp.cli.bench_table import ratios
+from trimcp.cli.bench.plot import Curve, check_plot, draw
+from trimcp.cli.bench.table import ratios
 from trimcp.cli.exits import USAGE, Failure
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_lines_to_labels_cross_nothing(tmp_path: Path) -> None:
     """All labels are in one row and in the order of their lines, which begin below them."""
     from matplotlib.figure import Figure
 
-    from trimcp.cli.bench_plot import _draw_latencies
+    from trimcp.cli.bench.plot import _draw_latencies
 
     axes = Figure(figsize=(8.2, 1.6)).add_subplot()
     near = [a_report(milliseconds=each) for each in (1.0, 1.02)]
@@ -135,7 +135,7 @@ def test_letters_the_font_lacks_are_no_trouble(tmp_path: Path) -> None:
 
 
 def test_labels_that_would_touch_move_apart() -> None:
-    from trimcp.cli.bench_plot import _apart
+    from trimcp.cli.bench.plot import _apart
 
     assert _apart([0.1, 0.5], 0.2) == [0.1, 0.5]
     assert _apart([0.3, 0.35, 0.36], 0.2) == pytest.approx([0.3, 0.5, 0.7])

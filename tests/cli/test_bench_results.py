@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.cli.reports import a_report
 from tests.cli.test_bench_options import typed
 from trimcp.bench.report import Report
-from trimcp.cli.bench_run import show_results
+from trimcp.cli.bench.run import show_results
 from trimcp.cli.exits import Failure
 from trimcp.cli.screen import Screen
 

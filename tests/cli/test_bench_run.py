@@ -17,7 +17,7 @@ from tests.cli.reports import a_report, a_snapshot, some_errors
 from tests.cli.test_app import SERVER, read_until, started, trimcp, wait_for
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Histogram
-from trimcp.cli import bench_run
+from trimcp.cli.bench import run as bench_run
 from trimcp.errors import ConnectionLost, LocalError, RemoteError
 
 ADD = ["--tool", "add", "-a", "a:=1", "--expect", "1.5 small None False"]

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.reports import a_plan, a_report, some_errors
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Generator, Histogram, Report
-from trimcp.cli.bench_table import describe_report, headline, milliseconds, setting, three, what
+from trimcp.cli.bench.table import describe_report, headline, milliseconds, setting, three, what
 from trimcp.wire.revisions import LATEST
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_app import SERVER, trimcp
 from tests.cli.test_bench_run import ADD
-from trimcp.cli.bench_team import SECRET
+from trimcp.cli.bench.team import SECRET
 
 TARGET = ("--", sys.executable, SERVER)
 OWN = "a secret of this test, long enough"

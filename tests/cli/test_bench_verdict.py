@@ -16,7 +16,7 @@ from tests.cli.reports import a_report, some_errors
 from tests.cli.test_app import trimcp
 from tests.cli.test_bench_run import ADD, SERVER, measuring
 from trimcp.bench.report import Failures, Report
-from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
+from trimcp.cli.bench.verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.exits import Failure
 
 HOSTILE = "boom%\n::warning::x <a & 'b'> \x1b[31m"

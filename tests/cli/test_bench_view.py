@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.reports import a_snapshot
-from trimcp.cli.bench_table import MeasurementView
+from trimcp.cli.bench.table import MeasurementView
 from trimcp.cli.screen import Screen
 
 

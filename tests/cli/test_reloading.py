@@ -18,7 +18,7 @@ import trio
 
 import trimcp
 from trimcp import PromptsChanged, ResourceUpdated, ToolsChanged
-from trimcp.cli.reloading import folder_of, own_words
+from trimcp.cli.serve.reloading import folder_of, own_words
 
 TRIMCP = (sys.executable, "-m", "trimcp.cli")
 SECONDS = 60

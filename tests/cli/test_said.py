@@ -41,12 +41,12 @@ def prints(node: ast.Call) -> bool:
 def test_two_modules_print() -> None:
     """Everybody else hands them what is to be printed."""
     found = set()
-    for path in sorted(CLI.glob("*.py")):
+    for path in sorted(CLI.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and prints(node):
-                found.add((path.name, ast.unparse(node)))
+                found.add((path.relative_to(CLI).as_posix(), ast.unparse(node)))
     others = [each for each in found if each[0] not in PRINTING]
-    assert sorted(name for name, _ in others) == ["__init__.py", "app.py", "bench_run.py"], "JSON, the version"
+    assert sorted(name for name, _ in others) == ["__init__.py", "app.py", "bench/run.py"], "JSON, the version"
 
 
 def test_the_modules_that_print_escape_all() -> None:
@@ -59,28 +59,29 @@ def test_the_modules_that_print_escape_all() -> None:
 
 def test_others_texts_are_taken_by_one_function() -> None:
     """Nobody of the command escapes by other means; exceptions are the printing itself, and whole contents."""
-    for path in sorted(CLI.glob("*.py")):
+    for path in sorted(CLI.rglob("*.py")):
         text = path.read_text("utf-8")
-        assert ("one_line" in text) is (path.name == "text.py"), path.name
+        name = path.relative_to(CLI).as_posix()
+        assert ("one_line" in text) is (name == "text.py"), name
         errors = re.findall(r"Failure\(\s*(?:str\(error\)|f\"[^\"]*\{error\})", text)
-        assert not errors or path.name in OURS, (path.name, errors)
+        assert not errors or name in OURS, (name, errors)
 
 
 OURS = {
-    "bench_options.py": "what the user typed, or a file of theirs",
-    "bench_run.py": "a LocalError, which is ours",
-    "bench_team.py": "the system's error, and a ConnectionLost, which is ours",
-    "bench_verdict.py": "what the user typed, and files of theirs",
+    "bench/options.py": "what the user typed, or a file of theirs",
+    "bench/run.py": "a LocalError, which is ours",
+    "bench/team.py": "the system's error, and a ConnectionLost, which is ours",
+    "bench/verdict.py": "what the user typed, and files of theirs",
     "conversation.py": "a timeout of our own",
     "hosts.py": "a file of the user's",
     "loading.py": "the user's own program",
     "recording.py": "a journal of the user's, and the system's error",
     "schemas.py": "what the user typed",
-    "serving.py": "our own settings",
+    "serve/network.py": "our own settings",
     "targets.py": "what the user typed, and files of theirs",
-    "worker.py": "our own settings, and files of the user's",
-    "reloading.py": "a LocalError, which is ours",
-    "run.py": "what the user typed",
+    "serve/worker.py": "our own settings, and files of the user's",
+    "serve/reloading.py": "a LocalError, which is ours",
+    "serve/run.py": "what the user typed",
     "shell.py": "what the user typed, and a timeout of our own",
 }
 """Where an error is shown as it is, and whose words it has; `Failure` escapes them all the same."""

@@ -424,7 +424,7 @@ async def test_without_work_it_is_gone_soon(workers: str) -> None:
         begun = trio.current_time()
         assert await served.end(signal.SIGTERM) == 0
         took = trio.current_time() - begun
-    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serving")
+    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serve.network")
     assert "Warning" not in served.text
     print(f"gone {took:.2f} s after the signal, with an open connection; an idle interpreter {control:.2f} s")
     assert took < max(4 * 0.5, 10 * control)

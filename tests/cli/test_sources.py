@@ -11,7 +11,7 @@ import trio
 
 import trimcp
 import trimcp.testing
-from trimcp.cli.top import Sockets, sockets_of
+from trimcp.cli.top.command import Sockets, sockets_of
 from trimcp.watch.admin import serve_admin
 
 

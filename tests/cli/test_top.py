@@ -24,8 +24,8 @@ from rich.text import Text
 import trimcp
 import trimcp.testing
 from trimcp.cli.app import app
-from trimcp.cli.top import keys_of
-from trimcp.cli.top_view import KEYS, Shown, rows_of, view, whole_view
+from trimcp.cli.top.command import keys_of
+from trimcp.cli.top.view import KEYS, Shown, rows_of, view, whole_view
 from trimcp.watch import admin
 from trimcp.watch.picture import take_picture
 

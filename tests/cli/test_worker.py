@@ -77,6 +77,6 @@ async def test_a_server_on_standard_input_leaves_tasks_too(tmp_path: Path) -> No
 
 
 def test_a_worker_loads_no_transport() -> None:
-    program = "import sys, trimcp.cli.worker\nprint([name for name in sys.modules if 'transports.http' in name])"
+    program = "import sys, trimcp.cli.serve.worker\nprint([name for name in sys.modules if 'transports.http' in name])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True)
     assert done.stdout == "[]\n"

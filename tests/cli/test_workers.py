@@ -20,7 +20,7 @@ import pytest
 import trio
 import trio.testing
 
-from trimcp.cli.worker_processes import Workers, inherited
+from trimcp.cli.serve.processes import Workers, inherited
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets are handed down on POSIX only")
 
@@ -144,7 +144,7 @@ async def test_where_none_can_start_all_give_up() -> None:
 
 
 async def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimcp.cli.worker_processes._MARGIN", 0.0)
+    monkeypatch.setattr("trimcp.cli.serve.processes._MARGIN", 0.0)
     async with working(1, grace=0.2) as crew:
         pid = int(await crew.order("pid"))
         stream = await trio.open_tcp_stream(*crew.address)
@@ -166,7 +166,7 @@ async def test_one_that_is_just_being_started_hears_of_the_end(monkeypatch: pyte
         return process
 
     monkeypatch.setattr(trio.lowlevel, "open_process", open_and_stop)
-    monkeypatch.setattr("trimcp.cli.worker_processes._MARGIN", 0.0)
+    monkeypatch.setattr("trimcp.cli.serve.processes._MARGIN", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, trio.fail_after(60):
         workers = Workers([sys.executable, WORKER], 1, [listener], {}, 20.0, print)
         assert await workers.run(lambda: None) == 0
@@ -174,7 +174,7 @@ async def test_one_that_is_just_being_started_hears_of_the_end(monkeypatch: pyte
 
 PARENT = """
 import socket, sys, trio
-from trimcp.cli.worker_processes import Workers
+from trimcp.cli.serve.processes import Workers
 listener = socket.create_server(("127.0.0.1", 0))
 workers = Workers([sys.executable, sys.argv[1]], 2, [listener], {}, 30.0, print)
 sys.exit(trio.run(workers.run, lambda: print(listener.getsockname()[1], flush=True)))

@@ -7,7 +7,7 @@ import sys
 
 import trio
 
-from trimcp.cli.worker_processes import inherited
+from trimcp.cli.serve.processes import inherited
 
 
 async def obey(stream: trio.SocketStream) -> None:

@@ -19,7 +19,7 @@ from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Profile, Role
 from trimcp.session.context import Context
 from trimcp.session.drive import driving
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.support.nurseries import open_service_nursery

@@ -32,7 +32,7 @@ from tests.docs.test_docs import compare
 from tests.pages import blocks_of
 from tests.peers.serving import connected as connected_over
 from tests.workers.test_pool import seconds_to_kill_a_family
-from trimcp.session.listening import ResourceUpdated
+from trimcp.session.outgoing.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05
 

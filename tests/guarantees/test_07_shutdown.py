@@ -182,7 +182,7 @@ async def part(peer: WebSocketPeer) -> None:
 @BySignal
 async def test_without_work_it_is_gone_in_half_a_second(host: str, number: signal.Signals, tmp_path: Path) -> None:
     """With a client connected on every transport."""
-    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serving")
+    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serve.network")
     async with running(host, tmp_path / "journal") as program, trio.open_nursery() as nursery:
         for peer in program.peers.values():
             if isinstance(peer, WebSocketPeer):

@@ -11,7 +11,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import Links
 from tests.peers.messages import text_of
 from trimcp.client.session import ClientSession
-from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
+from trimcp.session.outgoing.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
 
 
 async def test_changes_arrive_and_nothing_that_was_not_asked_for(links: Links, clock: Any) -> None:

@@ -13,8 +13,8 @@ import pytest
 import trimcp
 from trimcp.client.session import ClientSession
 from trimcp.portal.methods import FACTS, INTERNAL, public_methods
-from trimcp.session.calls import Call
-from trimcp.session.listening import Subscription
+from trimcp.session.outgoing.calls import Call
+from trimcp.session.outgoing.listening import Subscription
 
 KINDS_OF: dict[str, Any] = {"blocking": trimcp.blocking, "asyncio": trimcp.asyncio}
 

@@ -478,8 +478,8 @@ def test_a_revision_literal_outside_wire_is_found(source: str) -> None:
 )
 def test_a_circle_is_found_however_it_is_closed(back: str) -> None:
     more = {"session/job.py": "import trimcp.session.crew", "session/crew.py": back}
-    forth = {"session/session.py": "import trimcp.session.job"}
-    circle = "trimcp.session.crew, trimcp.session.job, trimcp.session.session"
+    forth = {"session/session.py": "import trimcp.session.incoming.job"}
+    circle = "trimcp.session.crew, trimcp.session.incoming.job, trimcp.session.session"
     assert problems({**SOUND, **more, **forth}) == [f"a circle of imports: {circle}"]
     assert problems({**SOUND, **more}) == []
 

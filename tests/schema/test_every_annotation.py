@@ -18,7 +18,7 @@ from tests.schema.grammar import instance, make_module
 from trimcp.schema import convert, converters, hints, resolved, signature
 from trimcp.schema.signature import describe, describe_result
 from trimcp.schema.validator import Validator
-from trimcp.server.calling import PreparedFunction, prepare
+from trimcp.server.handlers.calling import PreparedFunction, prepare
 from trimcp.wire.jsonrpc import encode
 
 COUNT: Final = 2_000

@@ -129,9 +129,9 @@ def test_a_server_without_pages_loads_nothing_of_them() -> None:
 import sys, trimcp
 server = trimcp.Server("s")
 server.add_tool(lambda: 1, name="one")
-loaded = [name for name in ("trimcp.server.apps", "trimcp.extensions.apps") if name in sys.modules]
+loaded = [name for name in ("trimcp.server.extensions.apps", "trimcp.extensions.apps") if name in sys.modules]
 server.ui("ui://a", "<p>")
-print(loaded, "trimcp.server.apps" in sys.modules)
+print(loaded, "trimcp.server.extensions.apps" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert done.stdout == "[] True\n"

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trimcp
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.testing import connected, every_revision
 from trimcp.wire.codes import TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT

@@ -12,7 +12,7 @@ import pytest
 
 import trimcp
 from trimcp.errors import RemoteError
-from trimcp.server.media import Image
+from trimcp.server.handlers.media import Image
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected

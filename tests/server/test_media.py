@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from trimcp.schema.convert import ConversionError
-from trimcp.server.media import Audio, Image, as_content, is_content
+from trimcp.server.handlers.media import Audio, Image, as_content, is_content
 from trimcp.wire.content import EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
 from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult

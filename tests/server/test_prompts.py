@@ -8,7 +8,7 @@ import pytest
 
 from trimcp.errors import ErrorReply, LocalError, RemoteError
 from trimcp.schema.hints import Arg
-from trimcp.server.media import Image
+from trimcp.server.handlers.media import Image
 from trimcp.server.prompts import suggestions
 from trimcp.server.server import Server
 from trimcp.session.context import Context

@@ -15,8 +15,8 @@ import trio
 
 import trimcp
 from trimcp.errors import LocalError
-from trimcp.server import skills
-from trimcp.server.skills import SkillSource
+from trimcp.server.extensions import skills
+from trimcp.server.extensions.skills import SkillSource
 from trimcp.testing import connected, every_revision
 from trimcp.wire.codes import INVALID_PARAMS
 

@@ -12,7 +12,7 @@ import trio.testing
 from trimcp.server.registry import Bus, Change
 from trimcp.server.server import Server
 from trimcp.server.subscribing import Watch, notification_of
-from trimcp.session.listening import ResourceUpdated
+from trimcp.session.outgoing.listening import ResourceUpdated
 from trimcp.testing import connected, every_revision
 from trimcp.wire.revisions import LATEST_LEGACY, Revision
 

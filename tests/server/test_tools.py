@@ -22,10 +22,10 @@ from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
 from trimcp.schema.hints import Arg
-from trimcp.server.media import Image
+from trimcp.server.handlers.media import Image
 from trimcp.server.server import Server
 from trimcp.session.context import Context
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.common import Icon

@@ -17,9 +17,9 @@ from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Profile, Role
 from trimcp.session.context import Context
 from trimcp.session.drive import drive, driving
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.limits import Limits
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, ServerCapabilities

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.session.support import FORM, Answers, Wire, call, linked, modern_meta, served
 from trimcp.errors import CannotAsk, ConnectionLost, LocalError, RemoteError
 from trimcp.protocol.request_state import Sealer
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, MISSING_CAPABILITY

@@ -10,7 +10,7 @@ import trio
 
 import trimcp
 from trimcp.session.drive import direct_ends, driving
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.testing import connected, every_revision
 

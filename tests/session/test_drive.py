@@ -21,9 +21,9 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.facts import SessionMemory
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.queues import EACH
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.session.support import Pair, linked
 from trimcp.errors import RemoteError
 from trimcp.protocol.connection import Connection
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.revisions import LATEST

@@ -15,7 +15,7 @@ import trio
 from tests.session.support import Tools, agree, call, client_engine, server_engine
 from tests.yardsticks import turns
 from trimcp.channel import Incoming
-from trimcp.session.jobs import HandlerTasks
+from trimcp.session.incoming.jobs import HandlerTasks
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH, Mailbox
 from trimcp.session.session import Session

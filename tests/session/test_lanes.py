@@ -37,7 +37,7 @@ from trimcp.errors import ConnectionLost
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.drive import drive, driving
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.session.statistics import Lane, Lanes, lanes_of

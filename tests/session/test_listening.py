@@ -11,7 +11,7 @@ import trio.testing
 from tests.client.peers import HandMade, Scripted, connected, discover_result, initialize_result, text
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, LocalError, RemoteError
-from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
+from trimcp.session.outgoing.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
 from trimcp.wire.capabilities import ResourcesCapability, ServerCapabilities
 from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult
 from trimcp.wire.lifecycle import SubscriptionFilter

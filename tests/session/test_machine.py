@@ -18,7 +18,7 @@ import trimcp
 from tests.fuzz.effort import effort
 from tests.session.support import at_rest
 from trimcp.channel import MessageChannel
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.session import Session
 from trimcp.testing import FaultyChannel, SlowChannel, connected
 from trimcp.wire.codes import INTERNAL_ERROR

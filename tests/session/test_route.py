@@ -66,7 +66,7 @@ async def route_of_a_call() -> list[tuple[str, str]]:
 
 async def test_a_framed_call_changes_module_at_most_80_times() -> None:
     route = [module for module, _ in await route_of_a_call()]
-    assert {"trimcp.client.session", "trimcp.session.job", "trimcp.server.tools"} <= set(route)
+    assert {"trimcp.client.session", "trimcp.session.incoming.job", "trimcp.server.tools"} <= set(route)
     assert sum(one != other for one, other in pairwise(route)) <= MOST
 
 

@@ -13,7 +13,7 @@ from tests.session.support import FORM, Answers, Pair, call, cancel, linked, ser
 from trimcp.budget import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.facts import SessionMemory
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, CANCELLED_BY_OPERATOR, FORBIDDEN, INTERNAL_ERROR, TIMED_OUT

@@ -26,7 +26,7 @@ from tests.session.support import (
 from trimcp.channel import Incoming
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, RemoteError
 from trimcp.session.drive import driving
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH, Outbox
 from trimcp.session.session import Session

@@ -13,7 +13,7 @@ import trio
 
 import trimcp
 from tests.typing.user_server import plain, server
-from trimcp.session.listening import Change
+from trimcp.session.outgoing.listening import Change
 from trimcp.testing import SlowChannel, connected, every_revision
 
 client = trimcp.Client(

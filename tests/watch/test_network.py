@@ -17,7 +17,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import Answer, HttpWire, http_request
 from tests.peers.serving import Place, served
-from trimcp.cli.top_network import NetworkServer
+from trimcp.cli.top.network import NetworkServer
 from trimcp.errors import LocalError
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.watch import Metrics, NetworkAdmin

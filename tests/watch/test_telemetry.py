@@ -24,7 +24,7 @@ from trio.testing import MockClock
 import trimcp
 import trimcp.testing
 from tests.peers.serving import served
-from trimcp.session.calls import Rounds
+from trimcp.session.outgoing.calls import Rounds
 from trimcp.watch import instrument_client, instrument_server
 from trimcp.watch.telemetry import BUCKETS
 from trimcp.wire.revisions import OLDEST

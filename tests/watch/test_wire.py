@@ -15,7 +15,7 @@ import trimcp.testing
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import connected
 from trimcp.errors import LocalError
-from trimcp.session.job import session_key
+from trimcp.session.incoming.job import session_key
 from trimcp.session.session import Session
 from trimcp.watch import wire
 from trimcp.wire.revisions import LATEST

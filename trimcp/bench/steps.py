@@ -32,7 +32,7 @@ from trimcp.wire.input_requests import ElicitFormParams, ElicitResult
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.client.connection import AgentConnection
-    from trimcp.session.listening import Subscription
+    from trimcp.session.outgoing.listening import Subscription
     from trimcp.transports.http.client.exchanges import Authorizes, ClientAuth
 
 _MOST_ASKED: Final = 10**9  # questions per minute: the load is to answer all

@@ -10,8 +10,8 @@ import click
 from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, Failure
 
 COMMANDS: Final = {
-    "run": ("run", "Serve a file or module, here or by network."),
-    "worker": ("worker", "Carry out the tasks of a server."),
+    "run": ("serve.run", "Serve a file or module, here or by network."),
+    "worker": ("serve.worker", "Carry out the tasks of a server."),
     "login": ("logins", "Log in to a server that wants an access token."),
     "logout": ("logins", "Forget the login to a server."),
     "whoami": ("logins", "Show which logins are kept."),
@@ -20,16 +20,16 @@ COMMANDS: Final = {
     "read": ("talking", "Print what a resource holds."),
     "prompt": ("talking", "Print the messages of a prompt."),
     "shell": ("shell", "Talk to a server, line by line."),
-    "bridge": ("composing", "Serve a server over standard input and output."),
-    "gateway": ("composing", "Serve the servers of a file as one."),
-    "bench": ("bench_run", "Put load on a server and measure it."),
+    "bridge": ("serve.composing", "Serve a server over standard input and output."),
+    "gateway": ("serve.composing", "Serve the servers of a file as one."),
+    "bench": ("bench.run", "Put load on a server and measure it."),
     "record": ("recording", "Write down what a client and a server say."),
     "new": ("new", "Begin a project: a server, its tests, its deployment."),
     "install": ("hosts", "Write a server into a host's configuration."),
     "uninstall": ("hosts", "Take a server out of one."),
     "hosts": ("hosts", "Show what hosts have, and what is wrong with it."),
-    "ps": ("top", "List the servers of yours that can be looked at."),
-    "top": ("top", "See what servers do: calls, progress, where each waits."),
+    "ps": ("top.command", "List the servers of yours that can be looked at."),
+    "top": ("top.command", "See what servers do: calls, progress, where each waits."),
     "replay": ("recording", "Tell whether a server still answers as recorded."),
     "demo": ("demo", "Watch a client and a server at work."),
 }

@@ -25,7 +25,7 @@ from trimcp.cli.targets import TARGET_HELP, find_target, read_headers
 from trimcp.cli.text import as_json, theirs, told
 from trimcp.errors import ConnectionLost, InvalidReply, McpError
 from trimcp.portal import blocking
-from trimcp.session.listening import ResourceUpdated
+from trimcp.session.outgoing.listening import ResourceUpdated
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.tools import Tool
 

@@ -28,7 +28,7 @@ from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide
 from trimcp.protocol.profile import Role
 from trimcp.session.clock import WorkClock
 from trimcp.session.drive import AnyChannel, DirectEnd, driving
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session, mirrored
 from trimcp.wire.common import META_SERVER_INFO, Implementation

@@ -17,7 +17,7 @@ from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
 from trimcp.security import security_event
 from trimcp.session.clock import Clocks
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.scopes import written
 from trimcp.session.session import Session
 from trimcp.support.cleaning import log_crash

@@ -14,8 +14,8 @@ from trimcp.client.tools import Outputs
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, NotStarted, Overloaded, RemoteError
 from trimcp.extensions.tasks import TaskState, read_state
 from trimcp.protocol.bound_methods import methods_of
-from trimcp.session.calls import Caller, Rounds, gather
-from trimcp.session.listening import Subscription, Subscriptions
+from trimcp.session.outgoing.calls import Caller, Rounds, gather
+from trimcp.session.outgoing.listening import Subscription, Subscriptions
 from trimcp.session.session import Session
 from trimcp.wire.codes import CANCELLED_BY_OPERATOR, INTERNAL_ERROR
 from trimcp.wire.common import RESULT_COMPLETE, RESULT_INPUT_REQUIRED

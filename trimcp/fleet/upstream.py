@@ -21,8 +21,8 @@ from trimcp.client.client import Client, Connectable, Target, named
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, NotStarted, UpstreamDown
 from trimcp.fleet.supervisor import Breaker, Health, Supervisor, UpstreamState, UpstreamStatistics
-from trimcp.session.calls import Call
-from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
+from trimcp.session.outgoing.calls import Call
+from trimcp.session.outgoing.listening import Change, ResourceUpdated, changes_wanted, possible_changes
 from trimcp.session.queues import Changes
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import closing_with, open_service_nursery

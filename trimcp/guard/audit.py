@@ -19,7 +19,7 @@ import orjson
 import trio
 
 from trimcp.errors import ErrorReply
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.support.cleaning import harmless, mask, shapes
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, OVERLOADED
 

@@ -17,8 +17,8 @@ from trimcp.client.client import Client, Target, connecting, named
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.portal.thread import PortalBlock, PortalWork
-from trimcp.session.calls import Call
-from trimcp.session.listening import Subscription
+from trimcp.session.outgoing.calls import Call
+from trimcp.session.outgoing.listening import Subscription
 from trimcp.wire.revisions import Revision
 
 INTERNAL: Final = frozenset(

@@ -19,8 +19,8 @@ from trimcp.rest.document import Place, UnfitOperation, open_document
 from trimcp.rest.operations import ApiCall, ApiOperation, ApiRequest, operations, read_operation
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import peer_validator
-from trimcp.server.media import Audio, Image, json_text
-from trimcp.server.needs import Depends
+from trimcp.server.handlers.media import Audio, Image, json_text
+from trimcp.server.handlers.needs import Depends
 from trimcp.server.server import Server
 from trimcp.server.tools import ToolOptions
 from trimcp.session.context import Context

@@ -13,7 +13,7 @@ import orjson
 import trio
 
 from trimcp.principal import Principal
-from trimcp.server.calling import PreparedFunction
+from trimcp.server.handlers.calling import PreparedFunction
 from trimcp.server.pools import Pools
 from trimcp.session.context import Context
 from trimcp.support.bounds import check_number, check_truth

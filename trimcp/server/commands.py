@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from trimcp.server.calling import Validate
+from trimcp.server.handlers.calling import Validate
 from trimcp.server.options import ListedOptions, check_options
 from trimcp.server.tools import ToolOptions
 from trimcp.wire.tools import ToolAnnotations

@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from trimcp.errors import LocalError
-from trimcp.server.extending import Extending
+from trimcp.server.extensions.extending import Extending
 from trimcp.server.registry import Registry
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import trio
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.connection import Encoded
 from trimcp.protocol.events import Admission, Notified
-from trimcp.server.calling import Handler
+from trimcp.server.handlers.calling import Handler
 from trimcp.server.registry import Change
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota

@@ -14,12 +14,12 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
-from trimcp.server.calling import Handler, at_users_line, prepare
-from trimcp.server.needs import Needs
+from trimcp.server.handlers.calling import Handler, at_users_line, prepare
+from trimcp.server.handlers.needs import Needs
 from trimcp.server.options import check_method, check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
-from trimcp.session.job import Finished
+from trimcp.session.incoming.job import Finished
 from trimcp.session.limits import Limits, Quota
 from trimcp.support.bounds import check_callable, check_members, check_truth
 from trimcp.wire.capabilities import (

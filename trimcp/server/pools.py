@@ -20,7 +20,7 @@ from trimcp.support.slotted import slotted
 # Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:
     from trimcp.server.shared_turns import TurnDesk
-    from trimcp.session.turns import Turns, TurnStatistics
+    from trimcp.session.incoming.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
 
 _T = TypeVar("_T")
@@ -63,7 +63,7 @@ class Pools:
 
     def use_threads(self) -> Turns:
         if self.threads is None:
-            from trimcp.session.turns import MOST_WAITING
+            from trimcp.session.incoming.turns import MOST_WAITING
 
             self.threads = _turns(Quota(running=self.max_threads, waiting=MOST_WAITING), "threads")
         return self.threads
@@ -186,7 +186,7 @@ class Pools:
 
 
 def _turns(quota: Quota, name: str) -> Turns:
-    from trimcp.session.turns import Turns
+    from trimcp.session.incoming.turns import Turns
 
     return Turns(quota, name)
 

@@ -11,8 +11,8 @@ from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, key_text, without_root
 from trimcp.schema.json_schema import takes_text
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import PreparedFunction, prepare
-from trimcp.server.media import as_content
+from trimcp.server.handlers.calling import PreparedFunction, prepare
+from trimcp.server.handlers.media import as_content
 from trimcp.server.options import ListedOptions, listed_members, name_of
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota

@@ -14,10 +14,10 @@ import attrs
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import PreparedFunction, prepare
-from trimcp.server.media import json_text
+from trimcp.server.handlers.calling import PreparedFunction, prepare
+from trimcp.server.handlers.media import json_text
 from trimcp.server.options import ListedOptions, listed_members
-from trimcp.server.threads import in_thread
+from trimcp.server.handlers.threads import in_thread
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope

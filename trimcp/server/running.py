@@ -16,7 +16,7 @@ from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
 from trimcp.protocol.connection import Connection, Encoded
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Role
-from trimcp.server.calling import Handler
+from trimcp.server.handlers.calling import Handler
 from trimcp.server.offering import Notice, Offering
 from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
@@ -24,8 +24,8 @@ from trimcp.server.subscribing import Subscribers, WatchedTasks
 from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, Receiver, drive
 from trimcp.session.facts import SessionMemory
-from trimcp.session.job import CancelReason, Finished, Job
-from trimcp.session.jobs import HandlerTasks
+from trimcp.session.incoming.job import CancelReason, Finished, Job
+from trimcp.session.incoming.jobs import HandlerTasks
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
@@ -222,7 +222,7 @@ class Running:
     async def handle(self, session: Session, job: Job) -> Any:
         ctx = Context(session, job, self.state, self._scope)
         if "requestState" in job.request.raw or "inputResponses" in job.request.raw:
-            from trimcp.session.asking import open_questions  # loaded with the first question
+            from trimcp.session.outgoing.asking import open_questions  # loaded with the first question
 
             open_questions(session, job)
         token = CURRENT.set(ctx)

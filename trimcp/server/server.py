@@ -13,13 +13,13 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.extending import Extending
+from trimcp.server.extensions.extending import Extending
 from trimcp.server.offering import Confirm, HandlerErrors, Offers
 from trimcp.server.options import check_cache_scope, check_scopes
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
-from trimcp.session.job import Finished, Job
+from trimcp.session.incoming.job import Finished, Job
 from trimcp.session.limits import Limits, limits_of
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
@@ -203,7 +203,7 @@ class Server(Extending, Generic[StateT]):
     async def _parts_of(self, running: Running) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if self.needs.shared:
-                from trimcp.server.provided import while_running  # few servers need it
+                from trimcp.server.handlers.provided import while_running  # few servers need it
 
                 await stack.enter_async_context(while_running(running))
             for part in (*self.parts, *self.outer_parts):
@@ -219,8 +219,8 @@ class Server(Extending, Generic[StateT]):
 
         Raises TypeError: it takes something.
         """
-        from trimcp.server.calling import inspected
-        from trimcp.server.needs import replacement_of
+        from trimcp.server.handlers.calling import inspected
+        from trimcp.server.handlers.needs import replacement_of
 
         overrides = self.needs.overrides
         before = overrides.get(provider)

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.session.turns import Turns
+from trimcp.session.incoming.turns import Turns
 from trimcp.store.shared import SharedStore, SharedTurn
 from trimcp.support.cleaning import log_crash
 

@@ -18,7 +18,7 @@ from trimcp.errors import ErrorReply
 from trimcp.protocol.states import Inbound
 from trimcp.server.registry import EVERYTHING, Change
 from trimcp.session.context import Context, client_key
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.queues import Changes
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted

@@ -22,7 +22,7 @@ from trimcp.wire.converter import to_json
 from trimcp.wire.tools import CallToolParams, ListToolsResult, Tool
 
 if TYPE_CHECKING:
-    from trimcp.server.calling import Handler
+    from trimcp.server.handlers.calling import Handler
     from trimcp.server.running import Running
 
 _WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")

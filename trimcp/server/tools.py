@@ -17,8 +17,8 @@ from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Fitter, Validator, check_author_schema, validator_for
-from trimcp.server.calling import PreparedFunction, Validate, prepare
-from trimcp.server.media import as_content, holds_content, json_text
+from trimcp.server.handlers.calling import PreparedFunction, Validate, prepare
+from trimcp.server.handlers.media import as_content, holds_content, json_text
 from trimcp.server.options import ListedOptions, check_options, listed_members, name_of
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trimcp.guard.permission import Confirmation, Permission
     from trimcp.server.caching import ResultCache
     from trimcp.server.pools import Pools
-    from trimcp.server.task_rule import TaskMode, TaskRule
+    from trimcp.server.extensions.task_rule import TaskMode, TaskRule
     from trimcp.store.tasks import Restart
 
 log: logging.Logger = logging.getLogger("trimcp.server")
@@ -338,7 +338,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
     page, visibility = options.get("ui"), options.get("visibility")
     if page is not None or visibility is not None:
-        from trimcp.server.apps import app_link  # few servers need it
+        from trimcp.server.extensions.apps import app_link  # few servers need it
 
         checked["meta"] = {**(checked.get("meta") or {}), "ui": app_link(page, visibility)}
     chosen = {META_TAGS: list(options.get("tags") or ()), META_VERSION: options.get("version")}
@@ -346,7 +346,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         checked["meta"] = {**(checked.get("meta") or {}), **{key: one for key, one in chosen.items() if one}}
     task: TaskRule | None = None
     if not options.keys().isdisjoint(("task", "task_after", "restart")):
-        from trimcp.server.task_rule import task_rule  # few servers need it
+        from trimcp.server.extensions.task_rule import task_rule  # few servers need it
 
         mode, restart = options.get("task", "never"), options.get("restart", "fail")
         task = task_rule(name, mode, options.get("task_after"), restart)

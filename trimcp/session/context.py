@@ -17,7 +17,7 @@ from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
 from trimcp.session.clock import WorkClock
-from trimcp.session.job import NUMBERS, CancelReason, Job, Reports
+from trimcp.session.incoming.job import NUMBERS, CancelReason, Job, Reports
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted
@@ -483,7 +483,7 @@ class Context(Admitted, Generic[StateT]):
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
         """Send the peer any request: `name` is the method, `params` its payload."""
-        from trimcp.session.asking import ask  # loaded with the first question
+        from trimcp.session.outgoing.asking import ask  # loaded with the first question
 
         return await ask(self._session, self._job, name, params, key=key)
 
@@ -495,7 +495,7 @@ class Context(Admitted, Generic[StateT]):
         Raises:
             LocalError: the result is not JSON.
         """
-        from trimcp.session.asking import open_questions
+        from trimcp.session.outgoing.asking import open_questions
 
         kept = open_questions(self._session, self._job).memory.kept
         if key in kept:

@@ -32,8 +32,8 @@ from trimcp.channel import (
     Sink,
     stall_text,
 )
-from trimcp.session.job import CancelReason
-from trimcp.session.jobs import HandlerTasks
+from trimcp.session.incoming.job import CancelReason
+from trimcp.session.incoming.jobs import HandlerTasks
 from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
 from trimcp.support.nurseries import open_service_nursery

@@ -17,8 +17,8 @@ from trimcp.budget import STEP
 from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing, stall_text
 from trimcp.errors import LocalError
 from trimcp.session.drive import Receiver, readable_or_left, report_stalled
-from trimcp.session.job import CancelReason
-from trimcp.session.jobs import HandlerTasks
+from trimcp.session.incoming.job import CancelReason
+from trimcp.session.incoming.jobs import HandlerTasks
 from trimcp.session.limits import Limits
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Work

@@ -17,7 +17,7 @@ from trimcp.budget import LARGE, STEP
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
 from trimcp.protocol.events import AnsweredByEngine, BatchReceived, Rejected, RequestReceived
 from trimcp.session.facts import HeldReplies
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.limits import Limits
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import OVERLOADED

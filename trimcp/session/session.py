@@ -35,10 +35,10 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.facts import HeldReplies, SessionMemory, TransportFacts
-from trimcp.session.job import CancelReason, Endpoint, Job
-from trimcp.session.jobs import HandlerTasks, Jobs
+from trimcp.session.incoming.job import CancelReason, Endpoint, Job
+from trimcp.session.incoming.jobs import HandlerTasks, Jobs
 from trimcp.session.limits import Limits
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.queues import SMALL, BatchSink, LazyParkingLot, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
 from trimcp.support.slotted import slotted

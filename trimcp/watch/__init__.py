@@ -5,7 +5,7 @@ from trimcp.support.lazy import lazy_names as _lazy_names
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.session.statistics": "Lane Lanes Statistics",
-    "trimcp.session.turns": "TurnStatistics",
+    "trimcp.session.incoming.turns": "TurnStatistics",
     "trimcp.watch.admin": "serve_admin",
     "trimcp.watch.log_ids": "RequestIds",
     "trimcp.watch.metrics": "Metrics",

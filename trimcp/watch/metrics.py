@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import LANES
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.transports.http.interfaces import Head, HttpResponse
 from trimcp.watch.commands import lacks_scope
 from trimcp.watch.picture import Named, Observed, outcome_of, target_of

@@ -11,7 +11,7 @@ import trio
 
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
-from trimcp.session.job import CancelReason, Job, session_key
+from trimcp.session.incoming.job import CancelReason, Job, session_key
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import in_quotes

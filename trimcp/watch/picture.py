@@ -18,7 +18,7 @@ import trio
 
 from trimcp.channel import Link, Sink
 from trimcp.session.facts import Beside
-from trimcp.session.job import Extras, Finished, Job, Owner, session_key
+from trimcp.session.incoming.job import Extras, Finished, Job, Owner, session_key
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.support.slotted import valued

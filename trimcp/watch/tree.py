@@ -20,7 +20,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.session import Session
 from trimcp.support.cleaning import in_quotes
 

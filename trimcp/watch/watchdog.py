@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
-from trimcp.session.job import Job
+from trimcp.session.incoming.job import Job
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import log_crash

@@ -31,7 +31,7 @@ import orjson
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
 from trimcp.protocol.events import Admission, Admitted
-from trimcp.server.threads import ThreadContext
+from trimcp.server.handlers.threads import ThreadContext
 from trimcp.server.tools import ToolEntry, tool_entry
 from trimcp.session.context import Context
 from trimcp.wire.capabilities import ClientCapabilities

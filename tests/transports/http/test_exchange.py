@@ -11,7 +11,7 @@ from trimcp.errors import LocalError
 from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.context import Context
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits, Quota
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED

@@ -25,7 +25,7 @@ from trimcp import security
 from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.context import Context
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.statistics import Lane, Statistics
 from trimcp.transports.http.h1.connection import H1Connection

@@ -20,7 +20,7 @@ from trimcp.schema.convert import ConversionError
 from trimcp.schema.hints import split
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.media import is_content
+from trimcp.server.handlers.media import is_content
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context

@@ -12,7 +12,7 @@ import orjson
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.messages import ToolRequest
 from trimcp.channel import Outgoing
-from trimcp.server.media import json_text
+from trimcp.server.handlers.media import json_text
 from trimcp.wire import codes
 from trimcp.wire.common import RESULT_INPUT_REQUIRED
 from trimcp.wire.jsonrpc import encode

@@ -31,7 +31,7 @@ from tests.transports.http.scripted import (
 )
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, InvalidReply, Overloaded, RemoteError
-from trimcp.session.listening import ToolsChanged
+from trimcp.session.outgoing.listening import ToolsChanged
 from trimcp.transports.http.client import posts as client_request
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer

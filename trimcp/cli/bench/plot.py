@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trimcp.bench.report import Histogram, Report
-from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
+from trimcp.cli.bench.table import PERCENTILES, milliseconds, what_times_are
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
 

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimcp.budget import STEP, MemoryCharge, TurnBound, results_per_turn
-from trimcp.session.job import CancelReason, Job
+from trimcp.session.incoming.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
 from trimcp.session.scopes import WaitingTasks

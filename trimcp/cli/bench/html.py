@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.bench.report import Histogram, Report, Slice
-from trimcp.cli.bench_table import FIGURES, headline, milliseconds, setting, what, what_times_are
-from trimcp.cli.bench_verdict import Check
+from trimcp.cli.bench.table import FIGURES, headline, milliseconds, setting, what, what_times_are
+from trimcp.cli.bench.verdict import Check
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
 

@@ -20,9 +20,9 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench_html import Side, write_page
-from trimcp.cli.bench_limit import START, find_limit
-from trimcp.cli.bench_options import (
+from trimcp.cli.bench.html import Side, write_page
+from trimcp.cli.bench.limit import START, find_limit
+from trimcp.cli.bench.options import (
     BENCH_SECTIONS,
     BenchOptions,
     bench_options,
@@ -31,8 +31,8 @@ from trimcp.cli.bench_options import (
     plan_of,
     with_mix,
 )
-from trimcp.cli.bench_plot import Curve, check_plot, draw
-from trimcp.cli.bench_table import (
+from trimcp.cli.bench.plot import Curve, check_plot, draw
+from trimcp.cli.bench.table import (
     MeasurementView,
     Pair,
     comparison_json,
@@ -43,8 +43,8 @@ from trimcp.cli.bench_table import (
     three,
     what,
 )
-from trimcp.cli.bench_team import be_generator, measure_together, shared_secret
-from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
+from trimcp.cli.bench.team import be_generator, measure_together, shared_secret
+from trimcp.cli.bench.verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.conversation import Stop, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, BROKEN, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools

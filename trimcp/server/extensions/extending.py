@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from trimcp.errors import LocalError
-from trimcp.server.calling import at_users_line
+from trimcp.server.handlers.calling import at_users_line
 from trimcp.server.offering import Offering
 from trimcp.server.options import check_method
 from trimcp.support.bounds import check_callable, check_members, check_number
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from trimcp.extensions.apps import AppSources
-    from trimcp.server.apps import AppPermission
+    from trimcp.server.extensions.apps import AppPermission
     from trimcp.server.registry import Registry
     from trimcp.server.resources import ResourceOptions
     from trimcp.server.running import Running
-    from trimcp.server.skills import ServedSkills
-    from trimcp.server.tasks import ServedTasks
+    from trimcp.server.extensions.skills import ServedSkills
+    from trimcp.server.extensions.tasks import ServedTasks
     from trimcp.server.tool_choice import OwnVersions, ToolSwitches
     from trimcp.server.tools import ToolEntry, ToolOptions
     from trimcp.session.context import Context
@@ -99,7 +99,7 @@ class Extending(Offering):
             TypeError, ValueError: an argument is none of these, or an option is unknown.
             LocalError: a resource of that address exists.
         """
-        from trimcp.server.apps import app_page  # few servers need it
+        from trimcp.server.extensions.apps import app_page  # few servers need it
 
         page, meta = app_page(uri, html, csp, permissions, prefers_border, domain)
         page.__name__ = uri.rsplit("/", 1)[-1]
@@ -127,7 +127,7 @@ class Extending(Offering):
             ValueError: it is no such folder, or a given file is in no skill that can be served.
             LocalError: the extra is not installed, there are skills with this prefix, or the server runs.
         """
-        from trimcp.server.skills import ServedSkills  # few servers need it
+        from trimcp.server.extensions.skills import ServedSkills  # few servers need it
 
         if self._live:
             raise LocalError("skills cannot be added while the server runs")
@@ -211,7 +211,7 @@ class Extending(Offering):
         if served is None:
             if self._live:
                 raise LocalError("a server that has begun without tasks cannot get any: call server.tasks() before")
-            from trimcp.server.tasks import ServedTasks  # few servers need it
+            from trimcp.server.extensions.tasks import ServedTasks  # few servers need it
 
             served = self._tasks = ServedTasks()
             for verb in ("get", "update", "cancel"):

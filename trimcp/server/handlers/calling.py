@@ -24,10 +24,10 @@ from trimcp.schema.convert import ConversionError
 from trimcp.schema.hints import is_union, split
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result, target_of
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.media import is_content
-from trimcp.server.needs import Depends, Need, marker_of, need_of
+from trimcp.server.handlers.media import is_content
+from trimcp.server.handlers.needs import Depends, Need, marker_of, need_of
 from trimcp.server.options import check_schema
-from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
+from trimcp.server.handlers.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.support.nurseries import unwrap_single
@@ -235,7 +235,7 @@ class PreparedFunction:
             keywords.update(await answer_all(self.questions, ctx))
         if not self.needs:
             return await self._call(pools, ctx, keywords)
-        from trimcp.server.provided import provided  # few servers need it
+        from trimcp.server.handlers.provided import provided  # few servers need it
 
         async with provided(self.needs, ctx) as values:
             return await self._call(pools, ctx, {**keywords, **values})

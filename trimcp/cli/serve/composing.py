@@ -100,7 +100,7 @@ def gateway(file: str, options: RunOptions) -> None:
     except LocalError as error:
         raise Failure(theirs(str(error), _FACT)) from None
     if over_network:
-        from trimcp.cli.serving import serve  # not needed on standard input and output
+        from trimcp.cli.serve.network import serve  # not needed on standard input and output
 
         sys.exit(serve(lambda: Loaded(server), (), options))
     try:

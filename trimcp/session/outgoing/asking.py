@@ -19,7 +19,7 @@ import trio
 
 from trimcp.errors import AskRefused, CannotAsk, ErrorReply, McpError, Overloaded, RemoteError
 from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
-from trimcp.session.job import Job, Reports
+from trimcp.session.incoming.job import Job, Reports
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import declares

@@ -77,11 +77,11 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         return loaded
 
     if over_network:
-        from trimcp.cli.serving import serve  # not needed on standard input and output
+        from trimcp.cli.serve.network import serve  # not needed on standard input and output
 
         sys.exit(serve(load, words, options))
     if options.reload:
-        from trimcp.cli.reloading import run_reloading  # for those who write a server
+        from trimcp.cli.serve.reloading import run_reloading  # for those who write a server
 
         sys.exit(run_reloading(words, server, options.grace))
     loaded = load().server

@@ -20,7 +20,7 @@ from trimcp.cli.exits import NO_CONNECTION, TOP_EXIT_CODES, USAGE, Failure, say
 from trimcp.cli.options import HeaderOptions, web_options, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import as_json, theirs
-from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view, whole_view
+from trimcp.cli.top.view import SORTS, RequestRow, Shown, rows_of, view, whole_view
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals as run_signals
 from trimcp.support.nurseries import open_service_nursery
@@ -28,7 +28,7 @@ from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
 from trimcp.watch.viewing import Sources, Watching, connected, reached
 
 if TYPE_CHECKING:
-    from trimcp.cli.top_network import NetworkServer
+    from trimcp.cli.top.network import NetworkServer
     from trimcp.watch.commands import Command
 
 _REASON: Final = "cancelled in trimcp top"
@@ -137,7 +137,7 @@ def _target(server: str | None, options: HeaderOptions) -> Sockets | NetworkServ
     """Return the servers that are meant. Raises Failure: there is no such one."""
     if server is not None and "://" in server:
         from trimcp.cli.targets import find_target, read_headers  # needed for no server of this user
-        from trimcp.cli.top_network import NetworkServer
+        from trimcp.cli.top.network import NetworkServer
         from trimcp.transports.http.client.target import HttpServer
 
         found = find_target(server, headers=read_headers(options.headers, options.bearer))

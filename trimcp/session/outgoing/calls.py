@@ -19,7 +19,7 @@ import trio
 from trimcp.errors import AnsweredByTask, ConnectionLost, InvalidReply, RemoteError
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
 from trimcp.support.nurseries import unwrap_single

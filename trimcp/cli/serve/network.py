@@ -1,4 +1,4 @@
-"""`trimcp run --http`: a server over a network, in this process or in several (`worker_processes`)."""
+"""`trimcp run --http`: a server over a network, in this process or in several (`trimcp.cli.serve.processes`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import trio
 from trimcp.cli.exits import Failure, say
 from trimcp.cli.loading import ADMIN_GROUP, RELOADED, Loaded
 from trimcp.cli.options import RunOptions
-from trimcp.cli.worker_processes import InheritedSockets, Workers, inherited
+from trimcp.cli.serve.processes import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
 from trimcp.principal import Principal
@@ -164,7 +164,7 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
         listening = partial(_announce, _describe(sockets, options, settings))
         if not options.reload:
             return await Workers(command, options.workers, sockets, env, options.grace, say).run(listening)
-        from trimcp.cli.reloading import ENVIRONMENT, changes, own_words  # for those who write a server
+        from trimcp.cli.serve.reloading import ENVIRONMENT, changes, own_words  # for those who write a server
 
         command[4:] = own_words(words)
         workers = Workers(command, 1, sockets, {**env, **ENVIRONMENT}, options.grace, say)

@@ -17,7 +17,7 @@ import trio
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, StateT, client_key
-from trimcp.session.job import CancelReason
+from trimcp.session.incoming.job import CancelReason
 from trimcp.support.nurseries import innermost_scope, is_cancelled, named, open_service_nursery
 from trimcp.support.slotted import slotted
 from trimcp.wire.common import LoggingLevel
@@ -26,7 +26,7 @@ from trimcp.wire.jsonrpc import JSON, RequestId
 
 if TYPE_CHECKING:
     from trimcp.schema.forms import Answer, Form
-    from trimcp.session.turns import Turns
+    from trimcp.session.incoming.turns import Turns
 
 _T = TypeVar("_T")
 

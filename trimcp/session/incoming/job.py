@@ -24,7 +24,7 @@ from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
-from trimcp.session.error_answers import ErrorAnswer, error_for, own_error_data
+from trimcp.session.incoming.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work

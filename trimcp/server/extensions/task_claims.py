@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from trimcp.principal import Principal
-from trimcp.server.task_runs import RECORD, TaskRun, TaskRuns
+from trimcp.server.extensions.task_runs import RECORD, TaskRun, TaskRuns
 from trimcp.store.tasks import KeptTask
 from trimcp.support.cleaning import log_crash
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR

@@ -17,7 +17,7 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Notified, Replied
-from trimcp.session.pending import Pending
+from trimcp.session.outgoing.pending import Pending
 from trimcp.session.queues import Changes
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.server.needs import Need, Owner
+from trimcp.server.handlers.needs import Need, Owner
 from trimcp.session.context import Context
 from trimcp.support.slotted import slotted
 

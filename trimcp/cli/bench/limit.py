@@ -10,7 +10,7 @@ import attrs
 from trimcp.bench.limit import Knee, LimitSearch
 from trimcp.bench.report import FORMAT, Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench_table import headline, milliseconds, row, three, what_times_are
+from trimcp.cli.bench.table import headline, milliseconds, row, three, what_times_are
 from trimcp.cli.text import Line, theirs
 
 START = 50.0

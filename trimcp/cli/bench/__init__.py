@@ -1,0 +1,1 @@
+"""The command `trimcp bench`: from its options to its report."""

@@ -1,0 +1,1 @@
+"""The commands that serve: `run`, `worker`, `bridge` and `gateway`."""

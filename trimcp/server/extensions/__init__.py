@@ -1,0 +1,1 @@
+"""What extensions of the protocol add to a server: tasks, pages of apps, skills."""

@@ -1,0 +1,1 @@
+"""Handler functions: registered, called with what they need, inline or in threads."""
