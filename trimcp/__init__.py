@@ -42,7 +42,7 @@ _NAMES = {
     "trimcp.security": "security=.",
     "trimcp.server.caching": "ResultCache",
     "trimcp.server.handlers.calling": "Elicit",
-    "trimcp.server.handlers.logbridge": "LogBridge",
+    "trimcp.server.logbridge": "LogBridge",
     "trimcp.server.handlers.media": "Audio Image",
     "trimcp.server.handlers.needs": "Depends",
     "trimcp.server.offering": "Notice",

@@ -26,10 +26,10 @@ from trimcp.errors import ErrorReply, ResourceNotFound, ToolError
 from trimcp.run import run_stdio
 from trimcp.schema.hints import Arg
 from trimcp.server.handlers.calling import Elicit
-from trimcp.server.handlers.logbridge import LogBridge
 from trimcp.server.handlers.media import Audio, Image
-from trimcp.server.server import Server
 from trimcp.server.handlers.threads import ThreadContext
+from trimcp.server.logbridge import LogBridge
+from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "trimcp"
 MAX_LINES = 600
+MAX_MODULES = 20
 
 _WIRE = {
     "errors",
@@ -154,6 +156,21 @@ AGENT_ROOMS = {
 }
 """The rooms of `agent_tools` with what of it each may import beside itself."""
 
+_OF_COMMANDS = {
+    *("asking", "conversation", "exits", "hosts", "inspecting", "loading", "options", "schemas", "screen"),
+    *("targets", "text", "web"),
+}
+
+ROOMS = {
+    "cli/bench": _OF_COMMANDS,
+    "cli/serve": _OF_COMMANDS,
+    "cli/top": _OF_COMMANDS,
+    "server/handlers": {"options"},
+    "session/incoming": {"clock", "facts", "limits", "queues", "scopes"},
+    "session/outgoing": {"clock", "incoming", "queues", "scopes", "session"},
+}
+"""Rooms inside folders with what of the folder each may import beside itself."""
+
 SANS_IO = {"wire", "extensions", "framing", "protocol"}
 IO_MODULES = {"trio", "trio_websocket", "hypercorn", "httpx2", "asyncio", "socket", "ssl", "subprocess"}
 
@@ -171,7 +188,15 @@ def problems(sources: Mapping[str, str]) -> list[str]:
     for path, source in sorted(sources.items()):
         found += [f"{path}: {problem}" for problem in _problems_of_module(path, source, modules)]
     found += [f"a circle of imports: {', '.join(circle)}" for circle in _circles(_graph(sources, modules))]
-    return found + list(_classes_of_one_name(sources))
+    return found + list(_classes_of_one_name(sources)) + list(_crowded(sources))
+
+
+def _crowded(sources: Mapping[str, str]) -> Iterator[str]:
+    """A folder of many modules has no door that a reader finds: its stories want rooms of their own."""
+    rooms = Counter(path.rpartition("/")[0] for path in sources)
+    yield from (
+        f"{room}/ has {count} modules beside each other" for room, count in rooms.items() if count > MAX_MODULES
+    )
 
 
 def _graph(sources: Mapping[str, str], modules: set[str]) -> dict[str, set[str]]:
@@ -222,6 +247,8 @@ def _problems_of_module(path: str, source: str, modules: set[str]) -> Iterator[s
             yield f"line {line}: {layer} must not know {name}"
         elif layer == "framing" and _layer(name) == "wire" and name not in FRAMING_KNOWS:
             yield f"line {line}: framing knows messages, not {name}"
+        elif not _room_may_know(path, name):
+            yield f"line {line}: {path.rpartition('/')[0]} must not know {name}"
         elif not _http_may_know(path, name) or not _agents_may_know(path, name):
             module = path.removeprefix(HTTP).removeprefix(AGENTS).removesuffix(".py")
             yield f"line {line}: {module} must not know {name}"
@@ -248,6 +275,19 @@ def _http_may_know(path: str, name: str) -> bool:
 
 
 AGENTS = "agent_tools/"
+
+
+def _room_may_know(path: str, name: str) -> bool:
+    """Whether a module of a room inside a folder keeps to what `ROOMS` says of the rest of that folder."""
+    room = path.rpartition("/")[0]
+    around, own = (f"trimcp.{where.replace('/', '.')}" for where in (room.rpartition("/")[0], room))
+    if room not in ROOMS or not _within(name, around) or _within(name, own):
+        return True
+    return any(_within(name, f"{around}.{known}") for known in ROOMS[room])
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
 
 
 def _agents_may_know(path: str, name: str) -> bool:
@@ -478,8 +518,8 @@ def test_a_revision_literal_outside_wire_is_found(source: str) -> None:
 )
 def test_a_circle_is_found_however_it_is_closed(back: str) -> None:
     more = {"session/job.py": "import trimcp.session.crew", "session/crew.py": back}
-    forth = {"session/session.py": "import trimcp.session.incoming.job"}
-    circle = "trimcp.session.crew, trimcp.session.incoming.job, trimcp.session.session"
+    forth = {"session/session.py": "import trimcp.session.job"}
+    circle = "trimcp.session.crew, trimcp.session.job, trimcp.session.session"
     assert problems({**SOUND, **more, **forth}) == [f"a circle of imports: {circle}"]
     assert problems({**SOUND, **more}) == []
 
@@ -495,6 +535,26 @@ def test_a_long_module_is_found() -> None:
     assert complaints_about("server/server.py", "x = 1\n" * (MAX_LINES + 1)) == [
         f"{MAX_LINES + 1} lines, more than {MAX_LINES}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "imported"),
+    [
+        ("cli/top/view.py", "cli.bench.table"),
+        ("server/handlers/calling.py", "server.running"),
+        ("session/incoming/job.py", "session.session"),
+        ("session/outgoing/calls.py", "session.drive"),
+    ],
+)
+def test_rooms_keep_to_what_they_may_know(path: str, imported: str) -> None:
+    room = path.rpartition("/")[0]
+    assert complaints_about(path, f"import trimcp.{imported}") == [f"line 1: {room} must not know trimcp.{imported}"]
+
+
+def test_a_crowded_folder_is_found() -> None:
+    full = {f"wire/m{number}.py": "" for number in range(MAX_MODULES)}
+    assert problems(full) == []
+    assert problems({**full, "wire/more.py": ""}) == [f"wire/ has {MAX_MODULES + 1} modules beside each other"]
 
 
 def test_a_module_without_a_layer_is_found() -> None:

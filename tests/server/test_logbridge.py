@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from trimcp.client.client import Client
-from trimcp.server.handlers.logbridge import LogBridge
+from trimcp.server.logbridge import LogBridge
 from trimcp.server.server import Server
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from trimcp.server.pools import Pools
+from trimcp.server.handlers.pools import Pools
 from trimcp.session.limits import Limits, Quota
 
 

@@ -15,7 +15,7 @@ import trimcp
 from trimcp import Limits, Quota
 from trimcp.channel import Incoming, MessageChannel
 from trimcp.client.session import ClientSession
-from trimcp.server.pools import _MANY, Pools
+from trimcp.server.handlers.pools import _MANY, Pools
 from trimcp.session.drive import drive
 from trimcp.testing import connected, every_revision
 from trimcp.transports.memory import memory_channels

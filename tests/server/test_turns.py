@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trimcp.errors import ErrorReply
-from trimcp.session.limits import Quota
 from trimcp.session.incoming.turns import Turns, TurnStatistics
+from trimcp.session.limits import Quota
 from trimcp.wire.codes import OVERLOADED
 
 

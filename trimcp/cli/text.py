@@ -37,6 +37,11 @@ def told(error: McpError) -> str:
     return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 Line: TypeAlias = tuple[str, str]
 """A line of escaped text, and its style."""
 

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 import attrs
 
 from trimcp.protocol.profile import Profile
-from trimcp.session.outgoing.calls import Rounds
 from trimcp.session.limits import Limits, limits_of
+from trimcp.session.outgoing.calls import Rounds
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_members, check_number, check_truth
 from trimcp.support.nurseries import contained

@@ -19,8 +19,8 @@ from trimcp.client.tools import Listing, Mirrors, Outputs, Rejections
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Notified
-from trimcp.session.outgoing.calls import Call, Rounds
 from trimcp.session.clock import Clocks
+from trimcp.session.outgoing.calls import Call, Rounds
 from trimcp.session.outgoing.listening import Subscription, Subscriptions, changes_wanted
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics

@@ -21,9 +21,9 @@ from trimcp.errors import CannotAsk, ErrorReply
 from trimcp.protocol.bound_methods import foreign
 from trimcp.protocol.connection import Encoded
 from trimcp.protocol.request_state import Memory
+from trimcp.session.context import Context
 from trimcp.session.outgoing.asking import Questions, open_questions
 from trimcp.session.outgoing.calls import Call, Rounds
-from trimcp.session.context import Context
 from trimcp.session.outgoing.pending import Pending
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import (

@@ -41,7 +41,13 @@ from trimcp.server.registry import Change
 from trimcp.server.subscribing import notification_of, send_notice, tell_subscriber
 from trimcp.server.tools import check_headers
 from trimcp.session.context import Context
-from trimcp.session.outgoing.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
+from trimcp.session.outgoing.listening import (
+    PromptsChanged,
+    ResourcesChanged,
+    ResourceUpdated,
+    Subscription,
+    ToolsChanged,
+)
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import declares

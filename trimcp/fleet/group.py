@@ -21,8 +21,8 @@ from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Supervising, Upstream, supervise
-from trimcp.session.outgoing.calls import Call
 from trimcp.session.facts import Beside
+from trimcp.session.outgoing.calls import Call
 from trimcp.support.cleaning import log_crash, one_line
 from trimcp.support.nurseries import closing_with, open_service_nursery
 from trimcp.wire.jsonrpc import JSON

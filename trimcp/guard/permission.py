@@ -22,8 +22,8 @@ from trimcp.hidden import show_hidden
 from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.security import security_event
-from trimcp.session.outgoing.asking import open_questions
 from trimcp.session.context import Context
+from trimcp.session.outgoing.asking import open_questions
 from trimcp.support.cleaning import log_crash, mask
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import FORBIDDEN

@@ -14,7 +14,7 @@ import trio
 
 from trimcp.principal import Principal
 from trimcp.server.handlers.calling import PreparedFunction
-from trimcp.server.pools import Pools
+from trimcp.server.handlers.pools import Pools
 from trimcp.session.context import Context
 from trimcp.support.bounds import check_number, check_truth
 from trimcp.wire.converter import from_json, to_json

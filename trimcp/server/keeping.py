@@ -12,10 +12,10 @@ import attrs
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.states import Handshake
+from trimcp.server.handlers.pools import Pools
+from trimcp.server.handlers.shared_turns import TurnDesk
 from trimcp.server.offering import Offering
-from trimcp.server.pools import Pools
 from trimcp.server.registry import Change
-from trimcp.server.shared_turns import TurnDesk
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.push import Pushed
 from trimcp.store.shared import SharedStore

@@ -30,7 +30,7 @@ from trimcp.wire.prompts import (
 
 if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
-    from trimcp.server.pools import Pools
+    from trimcp.server.handlers.pools import Pools
 
 # server/utilities/completion: at most 100 values in one answer.
 _MOST_SUGGESTIONS = 100

@@ -16,8 +16,8 @@ from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.handlers.calling import PreparedFunction, prepare
 from trimcp.server.handlers.media import json_text
-from trimcp.server.options import ListedOptions, listed_members
 from trimcp.server.handlers.threads import in_thread
+from trimcp.server.options import ListedOptions, listed_members
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope
@@ -27,7 +27,7 @@ from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
 if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
-    from trimcp.server.pools import Pools
+    from trimcp.server.handlers.pools import Pools
     from trimcp.server.uri_template import UriTemplate
 
 _CONTENTS = (TextResourceContents, BlobResourceContents)

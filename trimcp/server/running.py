@@ -17,8 +17,8 @@ from trimcp.protocol.connection import Connection, Encoded
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Role
 from trimcp.server.handlers.calling import Handler
+from trimcp.server.handlers.pools import Pools
 from trimcp.server.offering import Notice, Offering
-from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers, WatchedTasks
 from trimcp.session.context import CURRENT, Context

@@ -35,8 +35,8 @@ from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotati
 if TYPE_CHECKING:
     from trimcp.guard.permission import Confirmation, Permission
     from trimcp.server.caching import ResultCache
-    from trimcp.server.pools import Pools
     from trimcp.server.extensions.task_rule import TaskMode, TaskRule
+    from trimcp.server.handlers.pools import Pools
     from trimcp.store.tasks import Restart
 
 log: logging.Logger = logging.getLogger("trimcp.server")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from trimcp.session.statistics import Lanes
 from trimcp.session.incoming.turns import TurnStatistics
+from trimcp.session.statistics import Lanes
 from trimcp.support.slotted import valued
 
 if TYPE_CHECKING:

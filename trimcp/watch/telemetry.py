@@ -20,8 +20,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, Trac
 
 from trimcp.channel import Link
 from trimcp.errors import RemoteError
-from trimcp.session.outgoing.calls import Rounds
 from trimcp.session.incoming.job import Job, session_key
+from trimcp.session.outgoing.calls import Rounds
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line

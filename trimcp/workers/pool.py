@@ -26,8 +26,8 @@ import orjson
 import trio
 
 from trimcp.security import security_event
-from trimcp.session.limits import Quota
 from trimcp.session.incoming.turns import MOST_WAITING, Turns
+from trimcp.session.limits import Quota
 from trimcp.support.descendants import signal_name
 from trimcp.support.slotted import valued
 from trimcp.wire.jsonrpc import Malformed, encode, parse_value

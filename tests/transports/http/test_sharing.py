@@ -114,7 +114,7 @@ async def main():
         await trio.lowlevel.checkpoint()
 trio.run(main)
 wanted = ("trimcp.store.shared", "trimcp.store.writing", "trimcp.store.database", "sqlite3", "trimcp.server.keeping",
-    "trimcp.server.shared_turns", "trimcp.store.counted_sqlite",
+    "trimcp.server.handlers.shared_turns", "trimcp.store.counted_sqlite",
     "trimcp.transports.http.state.held", "trimcp.transports.http.endpoint.sharing")
 print([name for name in wanted if name in sys.modules])
 """

@@ -21,7 +21,7 @@ from rich.text import Text
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import FORMAT, Report, Snapshot
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import Line, theirs
+from trimcp.cli.text import Line, count_of, theirs
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
@@ -195,11 +195,6 @@ def _generator(report: Report) -> Iterator[Line]:
 def row(name: str, text: str) -> str:
     """Return a row of the table; "" continues the one before."""
     return f"  {name:<{_NAMES}}{text}".rstrip()
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _bytes(count: int, report: Report) -> str:

@@ -13,9 +13,9 @@ import attrs
 from trimcp.bench.regression import Comparison, FigureChange, compare
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench.table import count_of, milliseconds, row, three
+from trimcp.cli.bench.table import milliseconds, row, three
 from trimcp.cli.exits import BROKEN, TOOL_ERROR, Failure
-from trimcp.cli.text import Line, theirs
+from trimcp.cli.text import Line, count_of, theirs
 from trimcp.errors import LocalError
 from trimcp.support.files import UnusableFile, read_text
 

@@ -1,7 +1,7 @@
 """`trimcp run --reload`: a program is started anew when a file of it changes, beside the old one, which then drains.
 
-Over a network the processes share the sockets (`trimcp.cli.serve.processes`). Over standard input and output this process speaks
-with the client and forwards what is said: the next version hears the handshake of the first.
+Over a network the processes share the sockets (`cli.serve.processes`). Over standard input and output this process
+speaks with the client and forwards what is said: the next version hears the handshake of the first.
 """
 
 from __future__ import annotations

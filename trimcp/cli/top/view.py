@@ -9,8 +9,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 from rich.text import Text
 
-from trimcp.cli.bench.table import count_of
-from trimcp.cli.text import number_text, theirs
+from trimcp.cli.text import count_of, number_text, theirs
 
 Json: TypeAlias = Mapping[str, Any]
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from trimcp.extensions.apps import AppSources
     from trimcp.server.extensions.apps import AppPermission
+    from trimcp.server.extensions.skills import ServedSkills
+    from trimcp.server.extensions.tasks import ServedTasks
     from trimcp.server.registry import Registry
     from trimcp.server.resources import ResourceOptions
     from trimcp.server.running import Running
-    from trimcp.server.extensions.skills import ServedSkills
-    from trimcp.server.extensions.tasks import ServedTasks
     from trimcp.server.tool_choice import OwnVersions, ToolSwitches
     from trimcp.server.tools import ToolEntry, ToolOptions
     from trimcp.session.context import Context

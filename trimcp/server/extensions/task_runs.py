@@ -29,9 +29,9 @@ from trimcp.protocol.request_state import Memory, request_digest
 from trimcp.server.running import Running
 from trimcp.server.subscribing import Watch, task_change
 from trimcp.session.context import Context
+from trimcp.session.incoming.turns import MOST_WAITING, Turns
 from trimcp.session.limits import Quota
 from trimcp.session.push import Pushed
-from trimcp.session.incoming.turns import MOST_WAITING, Turns
 from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.support.cleaning import log_crash, one_line
 from trimcp.wire.codes import (

@@ -17,15 +17,15 @@ from trimcp.errors import CannotAsk, ErrorReply
 from trimcp.extensions.tasks import NEEDED, declared
 from trimcp.protocol.bound_methods import foreign
 from trimcp.protocol.connection import Encoded
-from trimcp.server.handlers.calling import Handler, answer_all
-from trimcp.server.running import Running
 from trimcp.server.extensions.task_claims import TaskClaims
 from trimcp.server.extensions.task_rule import TaskRule
 from trimcp.server.extensions.task_runs import RECORD, TaskRun, TaskRuns, TaskSettings, as_json, require_tasks
+from trimcp.server.handlers.calling import Handler, answer_all
+from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
-from trimcp.session.outgoing.asking import Questions
 from trimcp.session.context import Context
 from trimcp.session.facts import Beside
+from trimcp.session.outgoing.asking import Questions
 from trimcp.store.naming import tasks_of
 from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.support.bounds import check_number

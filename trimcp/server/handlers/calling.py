@@ -26,8 +26,8 @@ from trimcp.schema.signature import ResultShape, Signature, describe, describe_r
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.handlers.media import is_content
 from trimcp.server.handlers.needs import Depends, Need, marker_of, need_of
-from trimcp.server.options import check_schema
 from trimcp.server.handlers.threads import ThreadContext, ThreadPortal, in_thread
+from trimcp.server.options import check_schema
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.support.nurseries import unwrap_single
@@ -37,7 +37,7 @@ from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 if TYPE_CHECKING:
-    from trimcp.server.pools import Pools
+    from trimcp.server.handlers.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]

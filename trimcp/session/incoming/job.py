@@ -24,8 +24,8 @@ from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
-from trimcp.session.incoming.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.facts import SessionMemory, TransportFacts
+from trimcp.session.incoming.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work
 from trimcp.support.nurseries import abandon_left_open, contained, has_left_open, innermost_scope, split_own_failures

@@ -19,7 +19,7 @@ from trimcp.support.slotted import slotted
 
 # Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:
-    from trimcp.server.shared_turns import TurnDesk
+    from trimcp.server.handlers.shared_turns import TurnDesk
     from trimcp.session.incoming.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
 
@@ -154,7 +154,7 @@ class Pools:
         """Return the turns of a quota that holds for all processes, if there are others; `key` is theirs, too."""
         if self.desk is None:
             return _turns(quota, name)
-        from trimcp.server.shared_turns import SharedTurns
+        from trimcp.server.handlers.shared_turns import SharedTurns
 
         return SharedTurns(quota, name, desk=self.desk, key=key)
 
