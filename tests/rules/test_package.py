@@ -51,8 +51,8 @@ def test_software_for_the_web_is_loaded_when_it_is_used(program: str) -> None:
 
 
 SELDOM = ("portal", "compose", "rest", "extensions", "fleet", "watch", "auth", "guard", "agent_tools", "store.tasks")
-SELDOM += ("server.caching", "server.including", "server.mounting", "server.provided", "server.skills", "server.apps")
-SELDOM += ("server.tasks", "server.tool_choice", "server.tool_search")
+SELDOM += ("server.caching", "server.including", "server.mounting", "server.handlers.provided", "server.tool_choice")
+SELDOM += ("server.extensions.skills", "server.extensions.apps", "server.extensions.tasks", "server.tool_search")
 
 STDIO_SERVER = """
 import json, sys, trimcp, trio
@@ -103,7 +103,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest", "decimal", "mimetypes"} & {*loaded}
     parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
     unused = (*parts, *SELDOM, "server.prompts", "server.resources", "schema.engine", "schema.problems")
-    unused += ("session.push", "session.asking")
+    unused += ("session.push", "session.outgoing.asking")
     assert [name for name in ours if name.removeprefix("trimcp.").startswith(unused)] == []
     assert len(ours) < 100, f"{len(ours)} modules of trimcp"
     declared = [
@@ -134,7 +134,7 @@ trimcp.cli.main()
     loaded = json.loads(done.stderr)
     assert [name for name in loaded if name.partition(".")[0] == "rich" or name.startswith(NOT_RUN)] == []
     assert [name.removeprefix("trimcp.cli.") for name in loaded if name.startswith("trimcp.cli.")] == [
-        *("app", "exits", "loading", "options", "run", "text")
+        *("app", "exits", "loading", "options", "serve", "serve.run", "text")
     ]
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.tools import Listing
-from trimcp.session.listening import Change
+from trimcp.session.outgoing.listening import Change
 from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import Implementation, LoggingLevel

@@ -1,9 +1,9 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp.session.incoming.turns import TurnStatistics as TurnStatistics
 from trimcp.session.statistics import Lane as Lane
 from trimcp.session.statistics import Lanes as Lanes
 from trimcp.session.statistics import Statistics as Statistics
-from trimcp.session.turns import TurnStatistics as TurnStatistics
 from trimcp.watch.admin import serve_admin as serve_admin
 from trimcp.watch.log_ids import RequestIds as RequestIds
 from trimcp.watch.metrics import Metrics as Metrics
