@@ -151,6 +151,10 @@ BARS: list[Bar] = [
         (f"Streamable HTTP {OLD}, 64 under way", "client-http-2025-64", 0.15, (MCP,)),
         ("stdio, 64 under way", "client-stdio-64", 0.6, (TYPESCRIPT,)),
         ("stdio, one under way", "client-stdio-1", 0.9, (TYPESCRIPT,)),
+        (f"Streamable HTTP {NEW}, 64 under way", "client-http-2026-64", 0.5, (GO_SDK,)),
+        (f"Streamable HTTP {NEW}, one under way", "client-http-2026-1", 1.0, (GO_SDK,)),
+        (f"Streamable HTTP {OLD}, 64 under way", "client-http-2025-64", 0.5, (GO_SDK,)),
+        (f"Streamable HTTP {OLD}, one under way", "client-http-2025-1", 1.0, (GO_SDK,)),
     ),
     *_each(
         "tools/call",
@@ -203,6 +207,7 @@ BARS: list[Bar] = [
         ("one under way", "memory-1", 1.0, (TYPESCRIPT,)),
         ("64 under way", "memory-64", 4.0, (MCP,)),
         ("64 under way", "memory-64", 1.25, (TYPESCRIPT,)),
+        ("64 under way", "memory-64", 0.5, (RMCP,)),
         more=True,
     ),
     Bar("memory of an idle session, Streamable HTTP", "sessions-1000", "memory", 1 / 2),
@@ -211,9 +216,18 @@ BARS: list[Bar] = [
         Bar(f"KiB that a fourth round of 1,000 sessions adds to each, {name}", cell, "growth", 0.2, alone=True)
         for name, cell in (("Streamable HTTP", "sessions-1000"), ("WebSocket", "sessions-websocket-1000"))
     ),
+    Bar(f"a session that comes and goes, Streamable HTTP {OLD}", "come-and-go", "cpu", 1.0, (GO_SDK,)),
+    *(
+        bar
+        for cell, subscribers in (("told-1000", "1,000 subscribers"), ("told-3000", "3,000 subscribers"))
+        for bar in (
+            Bar(f"telling {subscribers} of a change, each", cell, "cpu", 0.8, (GO_SDK,)),
+            Bar(f"ms of a call while {subscribers} are told of a change", cell, "meanwhile", 10.0, alone=True),
+        )
+    ),
     Bar("tools/list of 1,000 tools, 2nd time on", "list-1000", "cpu", 1 / 20),
-    Bar("import, CPU", "cold-start", "import", 1 / 4, (MCP,)),
-    Bar("spawn to first answer, CPU", "cold-start", "first-answer", 1.0, (TYPESCRIPT,)),
+    Bar("import, CPU", "cold-start", "import", 0.2, (MCP,)),
+    Bar("spawn to first answer, CPU", "cold-start", "first-answer", 0.5, (TYPESCRIPT,)),
     Bar("p99 in ms, WebSocket, 64 connections", "websocket-64", "p99", 15.0, alone=True),
     *(
         Bar(f"p99, {one.title}", one.name, "p99", 1.0, (BEFORE,))

@@ -33,7 +33,19 @@ WINDOWS = (1, 4, 16, 64, 256, 1024)
 COMPARED = (16, 256)
 REPORTS = 1000
 
-Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle", "agent grpc", "http2 cost"]
+Kind = Literal[
+    "load",
+    "client",
+    "memory",
+    "cold start",
+    "sessions",
+    "come and go",
+    "told",
+    "slow reader",
+    "idle",
+    "agent grpc",
+    "http2 cost",
+]
 Road = Literal["stdio", "http", "sse", "websocket"]
 
 # The quickest of them are known; one of a kind has nobody to stand in.
@@ -258,6 +270,23 @@ SECTIONS = (
         {"memory": ("sessions", "Memory of a session with an open stream")},
     ),
     Section(
+        "come and go",
+        "Sessions that come and go",
+        "A connection, `initialize` (2025-11-25), one call, `DELETE`, and the end of the connection, 64 at a time.",
+        (Figure("cpu", "CPU µs of the server per session"), Figure("rate", "sessions per second", more=True)),
+    ),
+    Section(
+        "told",
+        "Telling of a change",
+        "A resource changes to which so many sessions of Streamable HTTP (2025-11-25) have subscribed, each with its"
+        " stream. Once nobody calls meanwhile; once somebody else does, one call after the other, until each has been"
+        " told.",
+        (
+            Figure("cpu", "CPU µs of the server per subscriber"),
+            Figure("meanwhile", "longest call of somebody else meanwhile, ms"),
+        ),
+    ),
+    Section(
         "lists",
         "Many tools",
         "`tools/list` again and again over Streamable HTTP (2025-11-25, JSON), 4 under way.",
@@ -361,9 +390,9 @@ _CLIENTS = [
         overhead=1.5 if road == "stdio" else 0.4,
     )
     for name, title, road, revision, server, peers in (
-        ("http-2026", _http(MODERN), "http", MODERN, FLOOR, _FEW),
-        ("http-2025", _http(LEGACY), "http", LEGACY, FLOOR, (*_FEW, MCP_1)),
-        ("stdio", f"stdio, {LEGACY}", "stdio", LEGACY, FLOOR, (*_FEW, MCP_1)),
+        ("http-2026", _http(MODERN), "http", MODERN, FLOOR, (*_FEW, GO_SDK)),
+        ("http-2025", _http(LEGACY), "http", LEGACY, FLOOR, (*_FEW, MCP_1, GO_SDK)),
+        ("stdio", f"stdio, {LEGACY}", "stdio", LEGACY, FLOOR, (*_FEW, MCP_1, GO_SDK)),
         ("websocket", f"WebSocket, {LEGACY}, server of trimcp", "websocket", LEGACY, OURS, (OURS,)),
         ("http-foreign", f"{_http(MODERN)}, server of the TypeScript SDK", "http", MODERN, TYPESCRIPT, _FEW),
         ("stdio-foreign", f"stdio, {LEGACY}, server of the TypeScript SDK", "stdio", LEGACY, TYPESCRIPT, _FEW),
@@ -372,8 +401,8 @@ _CLIENTS = [
 ]
 
 _MEMORY = [
-    Cell("memory-1", "1 under way", "in memory", kind="memory", under_way=1, peers=_PEERS, overhead=0),
-    Cell("memory-64", "64 under way", "in memory", kind="memory", peers=_PEERS, overhead=0),
+    Cell("memory-1", "1 under way", "in memory", kind="memory", under_way=1, peers=(*_PEERS, *COMPILED), overhead=0),
+    Cell("memory-64", "64 under way", "in memory", kind="memory", peers=(*_PEERS, *COMPILED), overhead=0),
 ]
 
 _PROGRESS = [
@@ -483,6 +512,34 @@ _SESSIONS = [
     ),
 ]
 
+_COME_AND_GO = [
+    Cell(
+        "come-and-go",
+        _http(LEGACY),
+        "come and go",
+        kind="come and go",
+        road="http",
+        peers=(*_FEW, *COMPILED),
+        overhead=2.0,
+    )
+]
+
+_TOLD = [
+    Cell(
+        f"told-{subscribers}",
+        f"{subscribers:,} subscribers",
+        "told",
+        kind="told",
+        road="http",
+        peers=(OURS, GO_SDK),
+        quick_rounds=2,
+        seconds=0.2,
+        # Opening the sessions, shared by all rounds.
+        overhead=subscribers / 2_000,
+    )
+    for subscribers in (1_000, 3_000)
+]
+
 _LISTS = [
     Cell(
         f"list-{count}",
@@ -587,7 +644,7 @@ _OTHERS = [
         "stdio server",
         "cold start",
         kind="cold start",
-        peers=_PEERS,
+        peers=(*_PEERS, *COMPILED),
         rounds=5,
         quick_rounds=2,
         overhead=0,
@@ -638,6 +695,8 @@ CELLS: list[Cell] = sorted(
         *_WINDOWS,
         *_WORKERS,
         *_SESSIONS,
+        *_COME_AND_GO,
+        *_TOLD,
         *_LISTS,
         *_PAYLOADS,
         *_OTHERS,

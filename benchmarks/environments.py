@@ -267,7 +267,7 @@ def _go_sdk() -> Peer | None:
     if not _built(GO_SDK, source, "go", "build", "-C", str(source), "-o", str(program), "."):
         return None
     ways = (*_STDIO, *_ALL_HTTP, *_SSE)
-    return Peer(GO_SDK, (str(program),), _ways(*ways), memory=False)
+    return Peer(GO_SDK, (str(program),), _ways(*ways), _ways(*_CALLS))
 
 
 def _rmcp() -> Peer | None:
@@ -277,7 +277,7 @@ def _rmcp() -> Peer | None:
         return None
     # With sessions it answers with a stream, whatever it is told.
     ways = (*_STDIO, "http 2025-11-25 sse", *_MODERN_HTTP, "http 2026-07-28 sse")
-    return Peer(RMCP, (str(target / "release" / "bench"),), _ways(*ways), memory=False)
+    return Peer(RMCP, (str(target / "release" / "bench"),), _ways(*ways))
 
 
 # Installing

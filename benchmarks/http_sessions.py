@@ -102,6 +102,12 @@ class Connection:
             self._take(await self._http.more())
         return self._events.pop(0).decode()
 
+    def fileno(self) -> int:
+        """Return the descriptor of its socket, which has to be open."""
+        sock = self._http.socket
+        assert sock is not None
+        return sock.fileno()
+
     async def close(self) -> None:
         """Close the connection; the next request opens another."""
         await self._http.close()
@@ -140,6 +146,11 @@ class StreamableSession:
 
     async def open(self, connection: Connection) -> None:
         """Initialize, and open the stream."""
+        await self.initialize(connection)
+        await self.stream.open_stream(self.headers)
+
+    async def initialize(self, connection: Connection) -> None:
+        """Begin the session, without a stream."""
         answer = await self.ask(connection, "initialize", _offer(STREAMABLE))
         _accept(answer, STREAMABLE)
         assert answer.session_id is not None
@@ -147,7 +158,6 @@ class StreamableSession:
         accepted = await connection.request("POST", self._both, INITIALIZED)
         if accepted.status != 202:
             raise AssertionError(f"initialized: {accepted}")
-        await self.stream.open_stream(self.headers)
 
     async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
         """Send a request and return the response to it."""
@@ -159,11 +169,15 @@ class StreamableSession:
 
     async def close(self, connection: Connection) -> None:
         """Delete the session, and see its stream end."""
+        await self.delete(connection)
+        await self.stream.rest()
+        await self.stream.close()
+
+    async def delete(self, connection: Connection) -> None:
+        """End the session."""
         answer = await connection.request("DELETE", self.headers)
         if answer.status not in (200, 202, 204):
             raise AssertionError(f"DELETE: {answer}")
-        await self.stream.rest()
-        await self.stream.close()
 
     @property
     def _both(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ TYPESCRIPT = "TypeScript SDK 2.4"
 GO_SDK = "go-sdk 1.8"
 RMCP = "rmcp 3.11"
 COMPILED = (GO_SDK, RMCP)
-"""Which are built where there is a toolchain, and left out elsewhere; only their servers are measured."""
+"""Which are built where there is a toolchain, and left out elsewhere."""
 FLOOR = "minimal server"
 GRPCIO = "grpcio 1.85, asyncio"
 GRPC_GO = "grpc-go 1.78"

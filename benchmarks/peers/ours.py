@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from serving import BODIES, COUNTED, TOOLS, option
+from serving import BODIES, CHANGES, COUNTED, TOOLS, option
 
 import trimcp
 
@@ -54,6 +54,15 @@ async def nothing(text: str = "") -> str:
 
 for number in range(TOOLS):
     server.add_tool(nothing, name=f"tool_{number}")
+
+if CHANGES:
+
+    @server.tool
+    async def change() -> str:
+        """Tell of a change."""
+        server.resource_updated("bench://greeting")
+        return "changed"
+
 
 if COUNTED:
 

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["BODIES", "COUNTED", "TOOLS", "counts", "option", "serve"]
+__all__ = ["BODIES", "CHANGES", "COUNTED", "TOOLS", "counts", "option", "serve"]
 
 TOOLS = int(os.environ.get("BENCH_TOOLS", "0"))
 """How many tools that do nothing are offered beside the others."""
@@ -19,6 +19,9 @@ BODIES = int(os.environ["BENCH_MAX_MESSAGE"]) if "BENCH_MAX_MESSAGE" in os.envir
 
 COUNTED = "BENCH_COUNTS" in os.environ
 """Whether there is a tool `counts`, which tells what the process holds."""
+
+CHANGES = "BENCH_CHANGES" in os.environ
+"""Whether there is a tool `change`, after which the subscribers of the resource are told that it did."""
 
 
 def option(name: str, default: str) -> str:

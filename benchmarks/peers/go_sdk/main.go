@@ -1,6 +1,7 @@
 // The measured tools on the official Go SDK.
 //
 //	go-sdk stdio | http [--reply json|sse] | sse
+//	go-sdk memory COUNT UNDER_WAY | client REVISION TARGET...
 //
 // `http` serves both eras at once: 2025-11-25 with sessions, and 2026-07-28 by a handler without, as the SDK wants it.
 // Over a network the first line of output is the URL.
@@ -54,8 +55,28 @@ func stream(ctx context.Context, r *mcp.CallToolRequest, in upTo) (*mcp.CallTool
 	return text("done"), nil, nil
 }
 
+// withChanges lets clients subscribe, and offers a tool after which they are told that the resource has changed.
+func withChanges() *mcp.Server {
+	options := &mcp.ServerOptions{
+		SubscribeHandler:   func(context.Context, *mcp.SubscribeRequest) error { return nil },
+		UnsubscribeHandler: func(context.Context, *mcp.UnsubscribeRequest) error { return nil },
+	}
+	server := mcp.NewServer(implementation, options)
+	change := func(ctx context.Context, r *mcp.CallToolRequest, in struct{}) (*mcp.CallToolResult, any, error) {
+		err := server.ResourceUpdated(ctx, &mcp.ResourceUpdatedNotificationParams{URI: "bench://greeting"})
+		return text("changed"), nil, err
+	}
+	mcp.AddTool(server, &mcp.Tool{Name: "change", Description: "Tell of a change."}, change)
+	return server
+}
+
+var implementation = &mcp.Implementation{Name: "bench", Version: "1.0"}
+
 func makeServer() *mcp.Server {
-	server := mcp.NewServer(&mcp.Implementation{Name: "bench", Version: "1.0"}, nil)
+	server := mcp.NewServer(implementation, nil)
+	if os.Getenv("BENCH_CHANGES") != "" {
+		server = withChanges()
+	}
 	mcp.AddTool(server, &mcp.Tool{Name: "echo", Description: "Return the text."}, echo)
 	mcp.AddTool(server, &mcp.Tool{Name: "add", Description: "Return the sum."}, add)
 	mcp.AddTool(server, &mcp.Tool{Name: "stream", Description: "Report every number on the way."}, stream)
@@ -105,7 +126,14 @@ func serve(mode string, words []string) error {
 }
 
 func main() {
-	if err := serve(os.Args[1], os.Args[2:]); err != nil {
+	run := serve
+	switch os.Args[1] {
+	case "memory":
+		run = inMemory
+	case "client":
+		run = byClient
+	}
+	if err := run(os.Args[1], os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -1,15 +1,22 @@
 //! The measured tools on the official Rust SDK.
 //!
 //!     bench stdio | http [--reply json|sse]
+//!     bench memory COUNT UNDER_WAY
 //!
 //! Over a network the first line of output is the URL. Nagle's algorithm is off, which axum leaves on.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use axum::serve::ListenerExt;
 use rmcp::{
-    ErrorData, RoleServer, ServerHandler, ServiceExt,
+    ErrorData, Peer, RoleClient, RoleServer, ServerHandler, ServiceExt,
     handler::server::{router::tool::ToolRouter, wrapper::Parameters},
     model::*,
     schemars,
@@ -80,9 +87,59 @@ impl ServerHandler for Served {
     }
 }
 
+fn cpu_seconds() -> f64 {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut used) };
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32).as_secs_f64()
+}
+
+/// Calls `echo` so often, so many at a time, checks each text, and returns the seconds on the clock and of CPU.
+async fn turn(peer: &Peer<RoleClient>, calls: usize, under_way: usize) -> Result<(f64, f64)> {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let (wall, cpu) = (Instant::now(), cpu_seconds());
+    let callers: Vec<_> = (0..under_way)
+        .map(|_| {
+            let (peer, begun) = (peer.clone(), begun.clone());
+            tokio::spawn(async move {
+                loop {
+                    let number = begun.fetch_add(1, Ordering::Relaxed);
+                    if number >= calls {
+                        return Ok(());
+                    }
+                    let text = format!("hello {number}");
+                    let arguments = object(serde_json::json!({ "text": &text }));
+                    let params = CallToolRequestParams::new("echo").with_arguments(arguments);
+                    let result = peer.call_tool(params).await?;
+                    let found = result.content.first().and_then(|block| block.as_text());
+                    ensure!(found.is_some_and(|found| found.text == text), "wanted {text:?}, got {found:?}");
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await??;
+    }
+    Ok((wall.elapsed().as_secs_f64(), cpu_seconds() - cpu))
+}
+
+async fn in_memory(calls: usize, under_way: usize) -> Result<()> {
+    let (here, there) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(async move { anyhow::Ok(Served::new().serve(there).await?.waiting().await?) });
+    let client = ().serve(here).await?;
+    turn(client.peer(), calls / 8, under_way).await?;
+    let (wall, cpu) = turn(client.peer(), calls, under_way).await?;
+    println!("{wall} {cpu}");
+    client.cancel().await?;
+    server.await??;
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if words[0] == "memory" {
+        return in_memory(words[1].parse()?, words[2].parse()?).await;
+    }
     if words[0] == "stdio" {
         Served::new().serve(rmcp::transport::stdio()).await?.waiting().await?;
         return Ok(());
