@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import pytest
+import trio
 
-from trimcp.bench.cost import ProcessTree
+from trimcp.bench.cost import Cutter, ProcessTree
+from trimcp.bench.tally import Tally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 
@@ -53,39 +55,61 @@ def ask(process: subprocess.Popen[str], what: str) -> None:
     assert process.stdout.readline() == "done\n"
 
 
-def test_the_cost_between_two_readings_is_what_was_worked_between_them() -> None:
+def a_cutter(*roots: Collection[int]) -> tuple[Cutter, ProcessTree]:
+    tally, processes = Tally(), ProcessTree(roots)
+    tally.begin(trio.current_time())
+    return Cutter(tally, processes), processes
+
+
+async def test_the_cost_is_what_was_worked_while_it_lasted() -> None:
     with a_worker() as process:
         ask(process, "0.05")
-        processes = ProcessTree([[process.pid]])
-        before = processes.cpu()
-        ask(process, "0.2")
-        after = processes.cpu()
+        cutter, _ = a_cutter([process.pid])
+        ask(process, "0.1")
+        cutter.cut(trio.current_time())
+        ask(process, "0.1")
+        cutter.cut(trio.current_time())
         ask(process, "0.05")
-        cost = processes.cost(before, after)
+        cost = cutter.cost
     assert cost is not None
     assert cost.cpu_seconds == pytest.approx(0.2, abs=0.02)
     assert 1_000_000 < cost.rss <= cost.peak_rss
 
 
-def test_children_count_also_those_that_began_later() -> None:
+async def test_children_count_also_those_that_began_later() -> None:
     with a_worker() as process:
         roots: set[int] = set()
-        processes = ProcessTree([(), roots])
+        cutter, processes = a_cutter((), roots)
         assert processes.cpu() == {}
         roots.add(process.pid)
         processes.find()
-        before = processes.cpu()
-        assert list(before) == [process.pid]
+        assert list(processes.cpu()) == [process.pid]
+        cutter.cut(trio.current_time())
         ask(process, "fork")
-        after = processes.cpu()
         processes.find()
-        cost = processes.cost(before, after)
+        cutter.cut(trio.current_time())
+        cost = cutter.cost
     assert cost is not None
     assert cost.cpu_seconds > 0.1
 
 
-def test_of_nobody_nothing_is_known() -> None:
-    assert ProcessTree([[]]).cost({}, {}) is None
+def a_pid_that_is_gone() -> int:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    processes = ProcessTree([[int(gone.stdout)]])
-    assert (processes.cpu(), processes.cost({}, {})) == ({}, None)
+    return int(gone.stdout)
+
+
+async def test_of_nobody_nothing_is_known() -> None:
+    for pids in ([], [a_pid_that_is_gone()]):
+        cutter, processes = a_cutter(pids)
+        cutter.cut(trio.current_time())
+        assert (processes.cpu(), cutter.cost) == ({}, None)
+
+
+async def test_what_a_process_cost_that_has_ended_is_kept() -> None:
+    with a_worker() as process:
+        cutter, _ = a_cutter([process.pid])
+        ask(process, "0.1")
+        cutter.cut(trio.current_time())
+    cutter.cut(trio.current_time())
+    assert cutter.cost is not None
+    assert cutter.cost.cpu_seconds > 0.09

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import trio
 from tests.bench.support import FakeChannel, a_load, after, fake_opener, progress, reply
 from trimcp.bench.discovery import Found
 from trimcp.bench.engine import Measurement, measure
-from trimcp.bench.mux import run_session
+from trimcp.bench.mux import multiplexed
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report, Snapshot
 from trimcp.errors import LocalError
@@ -37,9 +36,8 @@ async def measured(
     load.tally.began = math.inf
     found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.requests))
     opener = fake_opener(serve, [] if channels is None else channels)
-    session = partial(run_session, opener=opener)
     run = Measurement(
-        load, session, trio.Event() if stop is None else stop, None if ticks is None else ticks.append, tick
+        load, multiplexed(opener), trio.Event() if stop is None else stop, None if ticks is None else ticks.append, tick
     )
     await run.run()
     return run.report("a function", found)

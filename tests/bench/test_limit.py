@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from trimcp.bench.limit import LimitSearch
+from trimcp.bench.limit import LimitSearch, Trial
 
 
 def searched(confidence: Callable[[float], float], start: float = 50.0, **options: float) -> LimitSearch:
     search = LimitSearch(start, **options)
     while (rate := search.next_rate()) is not None:
-        search.record(rate, confidence(rate))
+        search.trials.append(Trial(rate, confidence(rate)))
     return search
 
 

@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from tests.bench.support import FakeChannel, a_load, after, at_once, errors, fake_opener, greeting, reply
-from trimcp.bench.mux import LoadCaller, LoadChannel, run_session
+from trimcp.bench.mux import LoadCaller, LoadChannel, multiplexed
+from trimcp.bench.sessions import run_session
 from trimcp.bench.supply import Load
 from trimcp.errors import ConnectionLost
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
@@ -28,7 +29,7 @@ async def run_for(
             nursery.start_soon(load.supply.pace)
         async with trio.open_nursery() as sessions:
             for _ in range(load.plan.sessions):
-                await sessions.start(run_session, load, fake_opener(serve, channels, greets=greets))
+                await sessions.start(run_session, load, multiplexed(fake_opener(serve, channels, greets=greets)))
             load.supply.allow(math.inf if load.plan.count is None else load.plan.count)
             await trio.sleep(seconds)
             load.supply.close(trio.current_time())
@@ -221,7 +222,7 @@ async def test_no_connection_at_all_is_an_error_each_time(autojump_clock: object
         yield
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(run_session, load, refused)
+        await nursery.start(run_session, load, multiplexed(refused))
     assert errors(load) == {"no connection": 3}
     assert load.tally.errors["no connection"].example == "nobody listens"
 
@@ -231,7 +232,7 @@ async def test_what_is_overdue_in_the_end_had_no_answer(autojump_clock: object) 
     channels: list[FakeChannel] = []
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_session, load, fake_opener(lambda message, channel: None, channels))
+            await nursery.start(run_session, load, multiplexed(fake_opener(lambda message, channel: None, channels)))
             load.supply.allow(math.inf)
             await trio.sleep(1.0)
             load.supply.close(trio.current_time())
@@ -247,7 +248,7 @@ async def test_being_cancelled_is_nobodys_fault(autojump_clock: object) -> None:
     channels: list[FakeChannel] = []
     with trio.move_on_after(1.0):
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_session, load, fake_opener(lambda message, channel: None, channels))
+            await nursery.start(run_session, load, multiplexed(fake_opener(lambda message, channel: None, channels)))
             load.supply.allow(math.inf)
             await trio.sleep_forever()
     assert errors(load) == {}
@@ -274,7 +275,7 @@ async def test_the_load_answers_what_a_legacy_server_asks(autojump_clock: object
 
     sent: list[dict[str, Any]] = []
     async with trio.open_nursery() as nursery:
-        await nursery.start(run_session, load, opened)
+        await nursery.start(run_session, load, multiplexed(opened))
         load.supply.allow(1)
         await trio.sleep(1.0)
         load.supply.close(trio.current_time())

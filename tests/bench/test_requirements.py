@@ -18,7 +18,7 @@ MEBI = 2**20
 def judged(text: str, **changed: Any) -> tuple[bool, str]:
     (requirement,) = Requirement.read(text)
     verdict = requirement.judge(a_report(**changed))
-    return verdict.kept, verdict.words
+    return verdict.passed, verdict.text
 
 
 def test_a_list_with_commas_is_several() -> None:
@@ -102,13 +102,13 @@ def growing(per_second: int, seconds: int = 120) -> Report:
 
 def test_growth_is_the_median_slope_of_the_second_half() -> None:
     (requirement,) = Requirement.read("rss_growth<1MiB/h")
-    assert requirement.judge(growing(200)).kept
-    assert not requirement.judge(growing(400)).kept
-    assert requirement.judge(growing(1000)).words.startswith("3.433 MiB/h")
+    assert requirement.judge(growing(200)).passed
+    assert not requirement.judge(growing(400)).passed
+    assert requirement.judge(growing(1000)).text.startswith("3.433 MiB/h")
     warm = list(growing(0).slices)
     warm[:50] = [attrs.evolve(each, rss=MEBI) for each in warm[:50]]  # a server that is still filling its caches
     warm[100] = attrs.evolve(warm[100], rss=99 * MEBI)  # one jump
-    assert requirement.judge(attrs.evolve(growing(0), slices=tuple(warm))).kept
+    assert requirement.judge(attrs.evolve(growing(0), slices=tuple(warm))).passed
 
 
 def test_confidence_says_how_sure_a_requirement_is_kept() -> None:

@@ -11,8 +11,9 @@ from playwright.sync_api import sync_playwright
 from tests.bench.test_regression import a_run
 from tests.browser.pages import HOSTILE
 from trimcp.bench.report import Failures
-from trimcp.cli.bench.html import Side, write_page
-from trimcp.cli.bench.verdict import Check
+from trimcp.bench.requirements import Check
+from trimcp.cli.bench.html import page as as_html
+from trimcp.cli.bench.table import Side
 
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 CUT = """[...document.querySelectorAll('svg text')].filter(text => {
@@ -25,7 +26,7 @@ def test_it_fits_on_every_screen(tmp_path: Path) -> None:
     file = tmp_path / "bench.html"
     bad = a_run(1, errors={HOSTILE: Failures(3, HOSTILE)}, server_name=HOSTILE)
     sides = [Side("now", [bad]), Side("before", [a_run(2)])]
-    write_page(str(file), sides, f"trimcp bench {'x' * 300}", [Check("p99<50ms", False, "75 ms")])
+    file.write_text(as_html(sides, f"trimcp bench {'x' * 300}", [Check("p99<50ms", False, "75 ms")]), "utf-8")
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=root)

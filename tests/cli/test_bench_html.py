@@ -15,9 +15,10 @@ from tests.cli.reports import a_report, some_errors
 from tests.cli.test_app import trimcp
 from tests.cli.test_bench_run import ADD, measuring
 from trimcp.bench.report import Failures, Slice
-from trimcp.cli.bench.html import Side, page, write_page
+from trimcp.bench.requirements import Check
+from trimcp.cli.bench.html import page
 from trimcp.cli.bench.run import shown_command
-from trimcp.cli.bench.verdict import Check
+from trimcp.cli.bench.table import Side, write_result
 from trimcp.cli.exits import Failure
 
 HOSTILE = "<img src=x onerror=hit()><script>hit()</script><b id=hit>\u202e\"'`"
@@ -122,4 +123,4 @@ def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "trimcp bench --script" in text
     assert trimcp("bench", *ADD, "--html", "/none/x.html", "--", "node", "x.js").exit_code == 2
     with pytest.raises(Failure, match="cannot write"):
-        write_page(str(tmp_path), [Side("x", [a_run(1)])], "x")
+        write_result(str(tmp_path), "x")

@@ -16,7 +16,7 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.report import Generator, Report
 from trimcp.bench.requirements import Requirement
 from trimcp.cli.bench import run as bench_run
-from trimcp.cli.bench.limit import judge_step
+from trimcp.cli.bench.limit import judge_trial
 
 WORDS = ("bench", "--find-limit", "--require", "p99<50ms", *ADD)
 
@@ -63,8 +63,8 @@ def test_a_server_that_never_holds_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_server_that_falls_behind_does_not_hold() -> None:
-    step = judge_step(1000.0, a_report(), Requirement.read("p99<50s"))
-    assert (step.held, step.why) == (False, "only 500 a second were over in time")
+    trial = judge_trial(1000.0, a_report(), Requirement.read("p99<50s"))
+    assert (trial.held, trial.why) == (False, "only 500 a second were over in time")
 
 
 @pytest.mark.parametrize(

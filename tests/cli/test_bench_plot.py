@@ -13,8 +13,8 @@ from matplotlib.text import Annotation
 
 from tests.cli.reports import a_report, some_errors
 from trimcp.bench.report import Histogram, Second
-from trimcp.cli.bench.plot import Curve, check_plot, draw
-from trimcp.cli.bench.table import ratios
+from trimcp.cli.bench.plot import check_plot, draw
+from trimcp.cli.bench.table import Side, ratios
 from trimcp.cli.exits import USAGE, Failure
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def texts_of(file: Path) -> list[str]:
 
 def test_one_server_has_its_latencies_and_its_course(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
-    draw(str(file), "echo of $HOME_and$", [Curve("500 per second", [a_report()])])
+    draw(str(file), "echo of $HOME_and$", [Side("500 per second", [a_report()])])
     texts = texts_of(file)
     for label in [
         *("echo of $HOME_and$", "500 per second", "share of calls (%)", CLOSED_LOOP),
@@ -44,13 +44,13 @@ def test_one_server_has_its_latencies_and_its_course(tmp_path: Path) -> None:
 def test_seconds_with_errors_are_marked(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     over_time = (Second(0, 400, 0, 0.001, 0.002), Second(1, 0, 10, None, None))
-    draw(str(file), "echo", [Curve("", [a_report(errors=some_errors(), over_time=over_time)])])
+    draw(str(file), "echo", [Side("", [a_report(errors=some_errors(), over_time=over_time)])])
     assert "with errors" in texts_of(file)
 
 
 def test_two_servers_are_drawn_by_round(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
-    curves = [Curve("the one", [a_report()] * 3), Curve("the other", [a_report(milliseconds=4.0)] * 3)]
+    curves = [Side("the one", [a_report()] * 3), Side("the other", [a_report(milliseconds=4.0)] * 3)]
     draw(str(file), "echo", curves, "16 under way")
     texts = texts_of(file)
     assert [text for text in texts if text in ("the one", "the other", "16 under way")] != []
@@ -64,7 +64,7 @@ def test_plot_and_table_have_the_same_percentiles(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     ours = [a_report(milliseconds=each) for each in (1.0, 2.0, 300.0)]
     theirs = [a_report(milliseconds=each) for each in (4.0, 5.0, 600.0)]
-    draw(str(file), "echo", [Curve("the one", ours), Curve("the other", theirs)])
+    draw(str(file), "echo", [Side("the one", ours), Side("the other", theirs)])
     pairs = list(zip(ours, theirs, strict=True))
     table = {each.figure.name: each for each in ratios(pairs)}
     shown = texts_of(file)
@@ -80,7 +80,7 @@ def test_lines_to_labels_cross_nothing(tmp_path: Path) -> None:
 
     axes = Figure(figsize=(8.2, 1.6)).add_subplot()
     near = [a_report(milliseconds=each) for each in (1.0, 1.02)]
-    _draw_latencies(axes, [Curve("a", near[:1]), Curve("b", near[1:])])
+    _draw_latencies(axes, [Side("a", near[:1]), Side("b", near[1:])])
     labels = [each for each in axes.texts if isinstance(each, Annotation)]
     assert len(labels) == 8
     assert len({each.xyann[1] for each in labels}) == 1
@@ -95,7 +95,7 @@ def test_long_lines_stay_inside_and_apart(note: str, tmp_path: Path, monkeypatch
 
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    curves = [Curve("80.0 calls answered per second, " * 5, [a_report()])]
+    curves = [Side("80.0 calls answered per second, " * 5, [a_report()])]
     draw(str(tmp_path / "plot.png"), "a tool of a long name · " * 6, curves * (2 if note else 1), note)
     [figure] = drawn
     boxes = [each.get_window_extent() for each in figure.texts if each.get_text()]
@@ -106,16 +106,16 @@ def test_long_lines_stay_inside_and_apart(note: str, tmp_path: Path, monkeypatch
 
 def test_two_servers_of_one_round_are_both_there(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
-    draw(str(file), "echo", [Curve("the one", [a_report()]), Curve("the other", [a_report(milliseconds=4.0)])])
+    draw(str(file), "echo", [Side("the one", [a_report()]), Side("the other", [a_report(milliseconds=4.0)])])
     assert {"p50 1.00 ms", "p50 4.00 ms", "round"} <= set(texts_of(file))
 
 
 def test_nothing_answered_can_be_drawn_too(tmp_path: Path) -> None:
     file = tmp_path / "plot.svg"
     nothing = a_report(latency=Histogram(), calls=0, over_time=(Second(0, 0, 7, None, None),), errors=some_errors())
-    draw(str(file), "echo", [Curve("none", [nothing])])
+    draw(str(file), "echo", [Side("none", [nothing])])
     assert "no call was answered" in texts_of(file)
-    draw(str(file), "echo", [Curve("none", [a_report(latency=Histogram(), over_time=(), seconds=0.0)])])
+    draw(str(file), "echo", [Side("none", [a_report(latency=Histogram(), over_time=(), seconds=0.0)])])
     assert "no call was answered" in texts_of(file)
 
 
@@ -124,13 +124,13 @@ def test_times_far_apart_and_all_the_same_can_be_drawn(tmp_path: Path) -> None:
     far.add([1e-6, 1e-3, 60.0])
     same.add([0.002] * 50)
     for latency in (far, same):
-        draw(str(tmp_path / "plot.png"), "echo", [Curve("", [a_report(latency=latency)])])
+        draw(str(tmp_path / "plot.png"), "echo", [Side("", [a_report(latency=latency)])])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_letters_the_font_lacks_are_no_trouble(tmp_path: Path) -> None:
-    draw(str(tmp_path / "plot.png"), "図書館", [Curve("\x1b[31m <b>&", [a_report()])])
-    draw(str(tmp_path / "plot.svg"), "図書館", [Curve("\x1b[31m <b>&", [a_report()])])
+    draw(str(tmp_path / "plot.png"), "図書館", [Side("\x1b[31m <b>&", [a_report()])])
+    draw(str(tmp_path / "plot.svg"), "図書館", [Side("\x1b[31m <b>&", [a_report()])])
     assert {"図書館", "\\x1b[31m <b>&"} <= set(texts_of(tmp_path / "plot.svg"))
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_drawn_is_said_beforehand(file: str, told: str) -> None:
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "plot.svg").mkdir()
     with pytest.raises(Failure, match=r"cannot write .*plot\.svg: Is a directory"):
-        draw(str(tmp_path / "plot.svg"), "echo", [Curve("", [a_report()])])
+        draw(str(tmp_path / "plot.svg"), "echo", [Side("", [a_report()])])
 
 
 def test_without_matplotlib_it_says_what_to_install_before_it_measures() -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,28 +49,14 @@ class ProcessTree:
                 found[pid] = cpu_seconds(pid)
         return found
 
-    def rss(self) -> int:
-        """Return the bytes of resident memory that all of them hold now."""
-        held = 0
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes of resident memory that all of them hold now, and the sum of their peaks."""
+        held = peak = 0
         for pid in self._known:
             with suppress(OSError):
-                held += memory_of(pid)[0]
-        return held
-
-    def cost(self, before: Mapping[int, float], after: Mapping[int, float]) -> Cost | None:
-        """Return the CPU time between two results of `cpu`, and the memory held now; None without processes.
-
-        A process that is not in the first result began in between: all of its time counts.
-        """
-        clocks = {**self.cpu(), **after}
-        if not clocks:
-            return None
-        rss = peak = 0
-        for pid in clocks:
-            with suppress(OSError):
-                held, most = memory_of(pid)
-                rss, peak = rss + held, peak + most
-        return Cost(sum(seconds - before.get(pid, 0.0) for pid, seconds in clocks.items()), rss, peak)
+                now, most = memory_of(pid)
+                held, peak = held + now, peak + most
+        return held, peak
 
 
 def cpu_seconds(pid: int) -> float:
@@ -95,14 +81,19 @@ _WORK: Final = tuple(range(2_000))
 
 @attrs.define(eq=False)
 class Cutter:
-    """Cuts a measurement into slices, each with what it cost."""
+    """Cuts a measurement into slices, each with what it cost; it begins when it is made."""
 
     _tally: Tally
     _processes: ProcessTree
-    _cpu: dict[int, float]  # the CPU seconds of the server's processes at the last cut
+    cost: Cost | None = attrs.field(init=False, default=None)  # of the server so far; None if it is not known
+    own_cpu: float = attrs.field(init=False, default=0.0)  # CPU seconds of this process so far
+    _cpu: dict[int, float] = attrs.field(init=False)  # the CPU seconds of the server's processes at the last cut
     _own: float = attrs.field(init=False, factory=time.process_time)
     _at: float = attrs.field(init=False, factory=trio.current_time)
     _found: float = attrs.field(init=False, factory=trio.current_time)
+
+    def __attrs_post_init__(self) -> None:
+        self._cpu = self._processes.cpu()
 
     async def run(self) -> None:
         """Cut until cancelled."""
@@ -117,21 +108,26 @@ class Cutter:
             self.cut(now, now - due)
 
     def cut(self, now: float, lag: float = 0.0) -> None:
-        """End the slice that lasts."""
+        """End the slice that lasts. A process that was not there before began in it: all of its time counts."""
         cpu, own = self._processes.cpu(), time.process_time()
         spent = sum(max(seconds - self._cpu.get(pid, 0.0), 0.0) for pid, seconds in cpu.items())
+        rss, peak = self._processes.memory()
+        if cpu:
+            before = self.cost or Cost(0.0, 0, 0)
+            self.cost = Cost(before.cpu_seconds + spent, rss, max(before.peak_rss, peak))
         began, began_cpu = time.perf_counter(), time.thread_time()
         sum(_WORK)
         work_cpu, work = time.thread_time() - began_cpu, time.perf_counter() - began
         self._tally.cut(
             now,
             cpu=spent if cpu else None,
-            rss=self._processes.rss() if cpu else None,
+            rss=rss if cpu else None,
             busy=(own - self._own) / max(now - self._at, 1e-9),
             lag=lag,
             work_cpu=work_cpu,
             work=work,
         )
+        self.own_cpu += own - self._own
         self._cpu, self._own, self._at = cpu, own, now
 
 

@@ -6,7 +6,6 @@ import math
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -14,9 +13,10 @@ import trio
 
 from trimcp.bench.cost import Cutter, ProcessTree, environment
 from trimcp.bench.discovery import Found, Target, as_planned, discover, name_of
-from trimcp.bench.mux import run_session
+from trimcp.bench.mux import multiplexed
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import Cost, Generator, Report, Snapshot, WireName
+from trimcp.bench.report import COUNTED, Generator, Report, Snapshot, WireName
+from trimcp.bench.sessions import SessionOpener, run_session
 from trimcp.bench.stages import Stages
 from trimcp.bench.supply import Load, Seat, Supply
 from trimcp.bench.tally import Tally
@@ -63,7 +63,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, _session_runner(target, found.transport, load), stop, on_tick, tick, gate)
+    run = Measurement(load, _session_opener(target, found.transport, load), stop, on_tick, tick, gate)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -81,43 +81,28 @@ async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
     raise LocalError("it was ended before anything was measured")
 
 
-def _session_runner(target: Target, transport: WireName, load: Load) -> Callable[..., Awaitable[None]]:
-    """Return a function that runs one session to the end of the measurement, also across lost connections.
-
-    It takes a `Load` and a `task_status`. It calls `started` once the session can be used, or the first attempt to open
-    it has failed. Modules of single transports are imported here.
-    """
+def _session_opener(target: Target, transport: WireName, load: Load) -> SessionOpener:
+    """Return what opens the sessions of a measurement. Modules of single transports are imported here."""
     if load.plan.steps != {"call"} or transport == "grpc" or getattr(target, "auth", None) is not None:
-        from trimcp.bench.steps import StepRunner
+        from trimcp.bench.steps import step_opener
 
-        if load.plan.progress or load.plan.cut or load.plan.reply != "any":
+        if load.plan.needs_raw_messages:
             raise LocalError("--progress, --cut and --reply are for calls that no login and no gRPC is needed for")
-        return StepRunner(load, as_planned(target, load.plan)).run
+        return step_opener(load, as_planned(target, load.plan))
     from trimcp.bench import channels
 
     if isinstance(target, StdioServer):
-        return partial(run_session, opener=channels.stdio_opener(target))
+        return multiplexed(channels.stdio_opener(target))
     if transport == "websocket":
-        return partial(run_session, opener=channels.websocket_opener(cast("WebSocketServer", target)))
+        return multiplexed(channels.websocket_opener(cast("WebSocketServer", target)))
     from trimcp.bench.connection import LoadSite
 
     site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
-        return partial(run_session, opener=channels.events_opener(site))
-    from trimcp.bench.http import run_http_session
+        return multiplexed(channels.events_opener(site))
+    from trimcp.bench.http import http_opener
 
-    return partial(run_http_session, site=site)
-
-
-@attrs.frozen
-class _Mark:
-    """CPU time and bytes at one moment."""
-
-    at: float
-    cpu: float
-    bytes_in: int
-    bytes_out: int
-    processes: dict[int, float]
+    return http_opener(site)
 
 
 @attrs.define(eq=False)
@@ -125,13 +110,11 @@ class Measurement:
     """One running measurement."""
 
     _load: Load
-    _run_session: Callable[..., Awaitable[object]]
+    _opener: SessionOpener
     _stop: trio.Event
     _on_tick: Callable[[Snapshot], object] | None
     _tick_length: float
     _gate: Callable[[], Awaitable[None]] | None = None
-    _began: _Mark | None = attrs.field(init=False, default=None)
-    _ended: _Mark | None = attrs.field(init=False, default=None)
     _interrupted: bool = attrs.field(init=False, default=False)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
     _closing: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
@@ -140,7 +123,7 @@ class Measurement:
     _sessions_nursery: trio.Nursery = attrs.field(init=False)
     _warm_until: float = attrs.field(init=False, default=0.0)
     _processes: ProcessTree = attrs.field(init=False)
-    _cost: Cost | None = attrs.field(init=False, default=None)
+    _cutter: Cutter | None = attrs.field(init=False, default=None)
     _environment: dict[str, Any] = attrs.field(init=False, factory=environment)
 
     def __attrs_post_init__(self) -> None:
@@ -190,7 +173,7 @@ class Measurement:
         self._seats.append(seat)
         try:
             while True:
-                await self._run_session(self._load, seat=seat, task_status=task_status)
+                await run_session(self._load, self._opener, seat, task_status=task_status)
                 task_status = trio.TASK_STATUS_IGNORED
                 if calls is None or seat.left > 0 or seat not in self._seats or self._load.supply.over:
                     return  # no more are wanted, or the connection was lost too often
@@ -225,22 +208,20 @@ class Measurement:
             if counted:  # no call of the warm-up may run when counting begins
                 supply.allow(0)
                 await self._until(math.inf, supply.done + supply.under_way)
-        self._began = self._mark()
-        tally.begin(self._began.at)
+        tally.begin(trio.current_time())
         supply.allow(math.inf if plan.count is None else plan.count)
-        cutter = Cutter(tally, self._processes, self._began.processes)
+        self._cutter = cutter = Cutter(tally, self._processes)
         async with open_service_nursery() as cutting:
             cutting.start_soon(cutter.run)
             if plan.course is not None and not plan.paced:
                 cutting.start_soon(self._vary, self._sessions_nursery, plan.course)
             await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.done + plan.count)
             cutting.cancel_scope.cancel()
-        self._ended = self._mark()
-        cutter.cut(self._ended.at)
-        supply.close(self._ended.at)
-        tally.end(self._ended.at)
         self._processes.find()
-        self._cost = self._processes.cost(self._began.processes, self._ended.processes)
+        now = trio.current_time()
+        cutter.cut(now)
+        supply.close(now)
+        tally.end(now)
 
     async def _until(self, seconds: float, done: float) -> None:
         """Wait until the time is over, this many calls have ended, or the server has been silent for too long."""
@@ -264,14 +245,9 @@ class Measurement:
         await self._stop.wait()
         self._interrupted = True
         self._changed.set()
-        if self._began is None or self._ended is not None:
+        if not self._load.tally.counting:
             self._closing.deadline = min(self._closing.deadline, trio.current_time() + _IMPATIENT)
             self._load.overdue = False
-
-    def _mark(self) -> _Mark:
-        tally = self._load.tally
-        spent = self._processes.cpu()
-        return _Mark(trio.current_time(), time.process_time(), tally.bytes_in, tally.bytes_out, spent)
 
     # Snapshots and the report
 
@@ -317,13 +293,8 @@ class Measurement:
 
     def report(self, target: str, found: Found) -> Report:
         """Return the report."""
-        load, tally = self._load, self._load.tally
-        cost, spent = self._cost, [each.cpu for each in tally.slices if each.cpu is not None]
-        if cost is None and spent:  # its processes have ended with the last sessions
-            held = [each.rss or 0 for each in tally.slices]
-            cost = Cost(sum(spent), held[-1], max(held))
-        nothing = _Mark(0.0, 0.0, 0, 0, {})
-        began, ended = self._began or nothing, self._ended or self._began or nothing
+        load, tally, cutter = self._load, self._load.tally, self._cutter
+        seconds = 0.0 if tally.ended == math.inf else tally.ended - tally.began
         return Report(
             target=target,
             transport=found.transport,
@@ -332,21 +303,15 @@ class Measurement:
             server_name=found.name,
             server_version=found.version,
             plan=load.plan,
-            seconds=ended.at - began.at,
-            calls=tally.calls,
-            after=tally.after,
-            parts=tally.parts,
-            bytes_in=ended.bytes_in - began.bytes_in,
-            bytes_out=ended.bytes_out - began.bytes_out,
+            seconds=seconds,
+            **{name: getattr(tally, name) for name in COUNTED},
             errors=dict(tally.errors),
-            cancelled=tally.cancelled,
-            timed_out=tally.timed_out,
-            late=tally.late,
+            bytes_in=tally.moved[0],
+            bytes_out=tally.moved[1],
             latency=tally.latency,
             over_time=tally.over_time,
-            progress=tally.progress,
-            cost=cost,
-            generator=Generator(ended.cpu - began.cpu, ended.at - began.at, tally.answers),
+            cost=None if cutter is None else cutter.cost,
+            generator=Generator(0.0 if cutter is None else cutter.own_cpu, seconds, tally.answers),
             interrupted=self._interrupted,
             requests=tally.requests,
             slices=tally.slices,

@@ -9,7 +9,8 @@ Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-0
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import attrs
@@ -18,8 +19,8 @@ import trio
 
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
-from trimcp.bench.places import LoadPlaces
 from trimcp.bench.plan import cancellation
+from trimcp.bench.sessions import LoadPlaces, SessionOpener
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
@@ -35,49 +36,19 @@ _CLOSE_TIME: Final = 1.0  # seconds for the DELETE that ends the session
 _MOST_NOTICES: Final = 1_000
 
 
-async def run_http_session(
-    load: Load,
-    site: LoadSite,
-    seat: Seat | None = None,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run one session until its seat is left or the measurement ends.
+def http_opener(site: LoadSite) -> SessionOpener:
+    """Return an opener of sessions over Streamable HTTP."""
 
-    It calls `started` once the session is open, or failed to open once.
-    """
-    session = _LoadSession(load, site)
-    attempt = 0
-    while True:
+    @asynccontextmanager
+    async def opened(load: Load, seat: Seat) -> AsyncIterator[_LoadSession]:
+        session = _LoadSession(load, site, LoadPlaces(load, seat))
+        await session.open()
         try:
-            await session.open()
-            break
-        except McpError as error:
-            load.tally.wrong("no connection", str(error), trio.current_time())
-        if attempt == 0:
-            task_status.started()
-        if not await load.again(attempt):
-            return
-        attempt += 1
-    connections = [LoadConnection(session.site, load) for _ in range(load.plan.places)]
-    load.open += 1
-    try:
-        if not load.plan.paced:  # connecting is not measured; an open loop uses as few connections as it can
-            with suppress(McpError):  # the calls then count the failure
-                for connection in connections:
-                    await connection.ready()
-        if attempt == 0:
-            task_status.started()
-        async with trio.open_nursery() as nursery:
-            session.nursery = nursery
-            places = LoadPlaces(load, seat or Seat())
-            for connection in connections:
-                nursery.start_soon(_CallPlace(session, connection).run, places)
-    finally:
-        for connection in connections:
-            await connection.close()
-        load.open -= 1
-        await session.close()
+            yield session
+        finally:
+            await session.close()
+
+    return opened
 
 
 @attrs.define(eq=False)
@@ -86,6 +57,7 @@ class _LoadSession:
 
     load: Load
     site: LoadSite
+    places: LoadPlaces
     head: bytes = attrs.field(init=False, default=b"")  # the head of each POST of a call, without its last lines
     id: int = attrs.field(init=False, default=0)  # the id of the last request
     nursery: trio.Nursery = attrs.field(init=False)  # runs the tasks that send notifications
@@ -156,6 +128,26 @@ class _LoadSession:
 
     def _head_from(self, named: dict[str, str]) -> None:
         self.head = self.site.head("POST", {**_ACCEPT, **named})
+
+    async def run(self, usable: Callable[[], object]) -> bool:
+        """Make calls until no more begin; each place opens its own connection again."""
+        connections = [LoadConnection(self.site, self.load) for _ in range(self.load.plan.places)]
+        self.load.open += 1
+        try:
+            if not self.load.plan.paced:  # connecting is not measured; an open loop uses as few connections as it can
+                with suppress(McpError):  # the calls then count the failure
+                    for connection in connections:
+                        await connection.ready()
+            usable()
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                for connection in connections:
+                    nursery.start_soon(_CallPlace(self, connection).run, self.places)
+        finally:
+            for connection in connections:
+                await connection.close()
+            self.load.open -= 1
+        return True
 
     # Messages besides calls
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import attrs
 
+from trimcp.bench.report import Report
+
 _NARROW: Final = 1.1  # the search ends where the rates that held and broke are this close
 _MOST: Final = 24  # measurements
 _SURE: Final = 0.95
@@ -19,6 +21,13 @@ class Trial:
 
     rate: float  # calls that should begin per second
     confidence: float  # the share of resamples that kept to the requirements
+    report: Report | None = None
+    why: str = ""  # what broke, "" if nothing did
+
+    @property
+    def held(self) -> bool:
+        """Whether the requirements were rather kept than not."""
+        return self.confidence >= 0.5
 
 
 @attrs.frozen
@@ -37,10 +46,6 @@ class LimitSearch:
     start: float  # the first rate, in calls per second
     most: float = math.inf  # the highest rate to try
     trials: list[Trial] = attrs.field(init=False, factory=list)
-
-    def record(self, rate: float, confidence: float) -> None:
-        """Add a measurement."""
-        self.trials.append(Trial(rate, confidence))
 
     def next_rate(self) -> float | None:
         """Return the rate to measure next, or None: the search is over."""

@@ -1,4 +1,4 @@
-"""One session over a connection with many concurrent calls: its handshake, its calls, its reopening.
+"""One session over a connection with many concurrent calls: its handshake and its calls.
 
 It is independent of the transport, which is a `LoadChannel`; a transport may send through a `Writer`.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -17,9 +17,9 @@ import orjson
 import trio
 
 from trimcp.bench.plan import cancellation
+from trimcp.bench.sessions import SessionOpener
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat, Supply
 from trimcp.bench.tally import Tally
-from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
 
@@ -231,17 +231,13 @@ class LoadCaller:
         self.wake()
 
     def lose(self, kind: str, why: str, now: float) -> None:
-        """Count every waiting call as failed: the connection is lost."""
+        """Count every waiting call as failed, or one failure if none waits: the connection is lost for good."""
         lost, self._pending = self._pending, {}
+        if not lost:
+            self.supply.tally.wrong(kind, why, now)
         for _ in lost:
             self.supply.tally.wrong(kind, why, now)
             self.supply.count_ended()
-        self.greeting = None
-        self._free = self.places
-        self._limits.clear()
-        self._thinking.clear()
-        self._answers.clear()
-        self._given_up.clear()
 
 
 class LoadChannel(Protocol):
@@ -269,47 +265,16 @@ Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Loa
 """Opens a connection, within `Plan.opening`. Raises McpError if it cannot; leaving the block closes it."""
 
 
-async def run_session(
-    load: Load,
-    opener: Opener,
-    seat: Seat | None = None,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run one session until its seat is left or the measurement ends; if it breaks, open it again, at most
-    `Plan.reopen` times.
+def multiplexed(connect: Opener) -> SessionOpener:
+    """Return an opener of sessions whose calls share one connection each."""
 
-    It calls `started` once the session can be used, or the first attempt to open it has failed.
-    """
-    caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat or Seat())
-    started = trio.Event()
+    @asynccontextmanager
+    async def opened(load: Load, seat: Seat) -> AsyncIterator[_Conversation]:
+        caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat)
+        async with connect(load, caller) as channel:
+            yield _Conversation(load, caller, channel)
 
-    def usable() -> None:
-        if not started.is_set():
-            started.set()
-            task_status.started()
-
-    attempt = 0
-    while True:
-        try:
-            async with opener(load, caller) as channel:
-                kind, why = await _Conversation(load, caller, channel).run(usable)
-        except McpError as error:
-            kind, why = "no connection", str(error)
-        except BaseException:  # cancelled, in whatever groups; noted only, where what is under way is overdue as well
-            if load.overdue:
-                caller.lose("no answer", f"none came within {load.plan.patience:g} seconds", trio.current_time())
-            raise
-        if why is None:
-            return
-        now = trio.current_time()
-        if caller.idle:
-            load.tally.wrong(kind, why, now)
-        caller.lose(kind, why, now)
-        usable()
-        if not await load.again(attempt):
-            return
-        attempt += 1
+    return opened
 
 
 @attrs.define(eq=False)
@@ -326,8 +291,8 @@ class _Conversation:
     _kind: str = attrs.field(init=False, default="")
     _why: str | None = attrs.field(init=False, default=None)
 
-    async def run(self, usable: Callable[[], object]) -> tuple[str, str | None]:
-        """Make calls until none are left or the connection ends; return the kind of the end and its reason."""
+    async def run(self, usable: Callable[[], object]) -> bool:
+        """Make calls until none are left or the connection ends; see `OpenedSession`."""
         load, caller = self._load, self._caller
         caller.wake = caller.seat.on_leave = self._kick
         try:
@@ -341,10 +306,16 @@ class _Conversation:
                     usable()
                     nursery.start_soon(self._keep_time)
                     self._pump(trio.current_time())
+        except BaseException:  # cancelled, in whatever groups; noted only, where what is under way is overdue as well
+            if load.overdue and not caller.idle:
+                caller.lose("no answer", f"none came within {load.plan.patience:g} seconds", trio.current_time())
+            raise
         finally:
             caller.wake = load.supply.pass_on
             load.open -= self._is_open
-        return self._kind, self._why
+        if self._why is not None:
+            caller.lose(self._kind, self._why, trio.current_time())
+        return self._why is None
 
     def _end(self, kind: str, why: str) -> None:
         if self._why is None:

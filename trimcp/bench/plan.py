@@ -244,7 +244,7 @@ class Plan:
             raise LocalError("agent tools are another protocol: all calls of a mix have the step agent, or none")
         if self.answer and "question" not in steps and steps:
             raise LocalError("--answer goes with --step question")
-        if steps - {"call"} and (self.progress or self.cut or self.reply != "any"):
+        if steps - {"call"} and self.needs_raw_messages:
             raise LocalError("--progress, --cut and --reply go with --step call")
         if self.seconds is not None and self.count is not None:
             raise LocalError("measure either for --seconds or a --count of calls")
@@ -272,6 +272,11 @@ class Plan:
     def steps(self) -> set[str]:
         """How its calls are made."""
         return {entry.step for entry in self.mix}
+
+    @property
+    def needs_raw_messages(self) -> bool:
+        """Whether it asks for what an ordinary client does not show."""
+        return self.progress or self.cut > 0 or self.reply != "any"
 
     @property
     def course(self) -> Stages | None:

@@ -13,6 +13,9 @@ import attrs
 from trimcp.bench.plan import Plan
 from trimcp.errors import LocalError
 
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+"""The percentiles that are shown of any times."""
+
 _PER_FOLD: Final = 100  # buckets for each factor of e: one is 1 % wide
 _LEAST: Final = 1e-8
 _MOST: Final = 1e9
@@ -54,6 +57,13 @@ class Histogram:
         for each in histograms:
             whole.merge(each)
         return whole
+
+    @staticmethod
+    def merged_by_label(tables: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+        """Return for each label the sum of its histograms."""
+        tables = list(tables)
+        labels = dict.fromkeys(label for each in tables for label in each)
+        return {label: Histogram.merged(each[label] for each in tables if label in each) for label in labels}
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values; bucket 2000 + n begins at exp(n / 100) seconds."""
@@ -99,6 +109,12 @@ class Histogram:
                 return min(max(_edge(index + 0.5), self.least), self.most)
         raise AssertionError("the buckets hold all that was counted")
 
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What is shown of it everywhere, by name; None if it is empty."""
+        least, most = (self.least, self.most) if self.count else (None, None)
+        return {"min": least, "mean": self.mean, **{f"p{p:g}": self.percentile(p) for p in PERCENTILES}, "max": most}
+
     @staticmethod
     def bars(histograms: Sequence[Histogram], most: int) -> tuple[list[float], list[list[float]]]:
         """Return the edges of at most `most` bars for all histograms, and for each histogram the shares in percent.
@@ -137,6 +153,8 @@ WireName = Literal["stdio", "http", "sse", "websocket", "grpc", "agents_http", "
 _BUSY: Final = 0.8
 _ENOUGH: Final = 10  # sequential calls: from here on those cut off at beginning and end hardly affect the rate
 _MILLI: Final = 1e3
+COUNTED: Final = ("calls", "after", "parts", "cancelled", "timed_out", "late", "progress")
+"""The attributes that are counts, which add up over generators."""
 _PLAIN: Final = (
     *("target", "transport", "revision", "reply", "seconds", "calls", "after", "per_second", "rough"),
     *("bytes_in", "bytes_out", "cancelled", "timed_out", "late", "interrupted"),
@@ -151,6 +169,14 @@ class Failures:
 
     count: int
     example: str
+
+
+def merged_failures(tables: Iterable[Mapping[str, Failures]]) -> dict[str, Failures]:
+    """Return the sum by kind, each with the first example."""
+    found: dict[str, Failures] = {}
+    for kind, each in (item for table in tables for item in table.items()):
+        found.setdefault(kind, Failures(0, each.example)).count += each.count
+    return found
 
 
 @attrs.frozen
@@ -223,24 +249,29 @@ class Slice:
         """The times of all requests."""
         return Histogram.merged(self.times.values())
 
+    @staticmethod
+    def merged(some: Sequence[Slice], **changed: Any) -> Slice:
+        """Return slices as one: the sum of what was counted, the worst lag, the rest as in the first or `changed`."""
+        known = [each.cpu for each in some if each.cpu is not None]
+        return attrs.evolve(
+            some[0],
+            times=Histogram.merged_by_label(each.times for each in some),
+            errors=sum((Counter(each.errors) for each in some), Counter()),
+            cpu=sum(known) if known else None,
+            lag=max(each.lag for each in some),
+            **changed,
+        )
+
     def joined(self, later: Slice) -> Slice:
         """Return this slice and the next one as one."""
-        labels = dict.fromkeys([*self.times, *later.times])
-        times = {
-            each: Histogram.merged(one.times[each] for one in (self, later) if each in one.times) for each in labels
-        }
         seconds = self.seconds + later.seconds
-        return Slice(
-            self.start,
-            seconds,
-            times,
-            Counter(self.errors) + Counter(later.errors),
-            None if self.cpu is None or later.cpu is None else self.cpu + later.cpu,
-            self.rss if later.rss is None else later.rss,
-            (self.busy * self.seconds + later.busy * later.seconds) / seconds if seconds else 0.0,
-            max(self.lag, later.lag),
-            min(self.work_cpu, later.work_cpu),
-            (self.work + later.work) / 2,
+        return Slice.merged(
+            (self, later),
+            seconds=seconds,
+            rss=self.rss if later.rss is None else later.rss,
+            busy=(self.busy * self.seconds + later.busy * later.seconds) / seconds if seconds else 0.0,
+            work_cpu=min(self.work_cpu, later.work_cpu),
+            work=(self.work + later.work) / 2,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -387,7 +418,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; names include the units, and null is unknown."""
-        latency = self.latency
+        cost, generator = self.cost, self.generator
         return {
             "format": FORMAT,
             "parts": self.parts,
@@ -395,33 +426,24 @@ class Report:
             "plan": self.plan.to_json(),
             **{name: getattr(self, name) for name in _PLAIN},
             "errors": {kind: attrs.asdict(each) for kind, each in self.errors.items()},
-            "latency_ms": {
-                "min": _ms(latency.least if latency.count else None),
-                "mean": _ms(latency.mean),
-                **{f"p{percent:g}": _ms(latency.percentile(percent)) for percent in (50, 90, 99, 99.9)},
-                "max": _ms(latency.most if latency.count else None),
-            },
-            "histogram": [[edge * _MILLI, count] for edge, count in latency.buckets()],
+            "latency_ms": {name: _ms(value) for name, value in self.latency.figures.items()},
+            "histogram": [[edge * _MILLI, count] for edge, count in self.latency.buckets()],
             "over_time": [
                 {**attrs.asdict(each), "p50": _ms(each.p50), "p99": _ms(each.p99)} for each in self.over_time
             ],
             "progress": {"count": self.progress, "per_second": self.progress_per_second},
-            "cost": self.cost
+            "cost": cost
             and {
-                "cpu_seconds": self.cost.cpu_seconds,
+                "cpu_seconds": cost.cpu_seconds,
                 "cpu_us_per_call": None if self.cpu_per_call is None else self.cpu_per_call * 1e6,
-                "rss_mib": self.cost.rss / _MEBI,
-                "peak_rss_mib": self.cost.peak_rss / _MEBI,
+                "rss_mib": cost.rss / _MEBI,
+                "peak_rss_mib": cost.peak_rss / _MEBI,
             },
             "generator": {
-                "cpu_seconds": self.generator.cpu_seconds,
-                "busy": self.generator.busy,
-                "saturated": self.generator.saturated,
-                "ceiling_per_second": self.generator.ceiling,
-                "answers": self.generator.answers,
-                "seconds": self.generator.seconds,
-                "busiest": self.generator.busiest,
-                "processes": self.generator.processes,
+                **attrs.asdict(generator),
+                "busy": generator.busy,
+                "saturated": generator.saturated,
+                "ceiling_per_second": generator.ceiling,
             },
             "requests": {label: times.to_json() for label, times in self.requests.items()},
             "slices": [each.to_json() for each in self.slices],
@@ -461,13 +483,7 @@ def _report_from(value: Mapping[str, Any]) -> Report:
         over_time=tuple(seconds),
         progress=value["progress"]["count"],
         cost=cost and Cost(cost["cpu_seconds"], round(cost["rss_mib"] * _MEBI), round(cost["peak_rss_mib"] * _MEBI)),
-        generator=Generator(
-            generator["cpu_seconds"],
-            generator.get("seconds", value["seconds"]),
-            generator.get("answers", value["calls"]),
-            generator.get("busiest"),
-            generator.get("processes", 1),
-        ),
+        generator=Generator(**{field.name: generator[field.name] for field in attrs.fields(Generator)}),
         requests={label: Histogram.from_json(each) for label, each in value.get("requests", {}).items()},
         slices=tuple(map(Slice.from_json, value.get("slices", ()))),
         environment=value.get("environment", {}),

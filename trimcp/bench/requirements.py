@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
@@ -46,27 +45,16 @@ _FIGURES: Final[Mapping[str, tuple[Mapping[str, float], Callable[[Report], float
 }
 """The units of each figure of a whole measurement, and how it is read from a report: None if it is not known."""
 
-_OF_TIMES: Final[Mapping[str, Callable[[Histogram], float | None]]] = {
-    "mean": lambda times: times.mean,
-    "min": lambda times: times.least if times.count else None,
-    "max": lambda times: times.most if times.count else None,
-}
+_OF_TIMES: Final = ("mean", "min", "max")
 
 
 @attrs.frozen
-class Verdict:
-    """Whether a report keeps to a requirement."""
+class Check:
+    """One thing that was checked."""
 
-    requirement: Requirement
-    value: float | None  # of the figure, in seconds, bytes, or shares; None if it is not known
-    kept: bool
-    note: str = ""  # why the figure is not known, or what to think of it
-
-    @property
-    def words(self) -> str:
-        """What was found, in one line."""
-        found = self.note if self.value is None else self.requirement.show(self.value)
-        return found + (f" ({self.note})" if self.value is not None and self.note else "")
+    name: str
+    passed: bool
+    text: str  # what was found
 
 
 @attrs.frozen
@@ -101,12 +89,12 @@ class Requirement:
         number = value / _units(self.figure)[self.unit]
         return f"{number:,.3f}".rstrip("0").rstrip(".") + (f" {self.unit}" if self.unit else "")
 
-    def judge(self, report: Report) -> Verdict:
+    def judge(self, report: Report) -> Check:
         """Say whether a report keeps to it. What is not known is not kept."""
         value = self._value(report)
-        if value is not None:
-            return Verdict(self, value, self.holds(value), self._doubt(report))
-        return Verdict(self, None, False, self._why_unknown(report))
+        if value is None:
+            return Check(self.text, False, self._why_unknown(report))
+        return Check(self.text, self.holds(value), self.show(value) + self._doubt(report))
 
     def confidence(self, report: Report, seed: int = 0) -> float:
         """Return the share of resamples of the report's slices that keep to it, from 0 to 1.
@@ -116,10 +104,10 @@ class Requirement:
         """
         slices = [each for each in report.slices if each.seconds > 0]
         if not slices or self.figure in ("late", "rss", "peak_rss", "rss_growth"):
-            return float(self.judge(report).kept)
+            return float(self.judge(report).passed)
         choose = Random(seed)  # noqa: S311 - statistics
         drawn = (_resampled(report, choose.choices(slices, k=len(slices))) for _ in range(_RESAMPLES))
-        return sum(self.judge(each).kept for each in drawn) / _RESAMPLES
+        return sum(self.judge(each).passed for each in drawn) / _RESAMPLES
 
     # Reading the figure
 
@@ -130,14 +118,14 @@ class Requirement:
         if self.figure in _FIGURES:
             return _FIGURES[self.figure][1](report)
         if self.figure in _OF_TIMES:
-            return _OF_TIMES[self.figure](self._times(report))
+            return self._times(report).figures[self.figure]
         return self._times(report).percentile(float(self.figure[1:]))
 
     def _doubt(self, report: Report) -> str:
         if self.figure[1:2].isdigit():
             count = self._times(report).count
             if count * (1 - float(self.figure[1:]) / 100) < 1:
-                return f"the slowest of only {count:,} calls"
+                return f" (the slowest of only {count:,} calls)"
         return ""
 
     def _why_unknown(self, report: Report) -> str:
@@ -152,21 +140,17 @@ class Requirement:
 
 def _resampled(report: Report, slices: Sequence[Slice]) -> Report:
     """Return the report as it would be if these had been its slices."""
-    labels = dict.fromkeys(label for each in slices for label in each.times)
-    empty = Histogram()
-    requests = {label: Histogram.merged(each.times.get(label, empty) for each in slices) for label in labels}
-    latency = Histogram.merged(requests.values())
-    errors = sum((Counter(each.errors) for each in slices), Counter())
-    cpu = [each.cpu for each in slices if each.cpu is not None]
+    whole = Slice.merged(slices)
+    latency = whole.whole
     return attrs.evolve(
         report,
         seconds=sum(each.seconds for each in slices),
         calls=latency.count,
         parts=float(latency.count),
-        errors={kind: Failures(count, "") for kind, count in errors.items()},
+        errors={kind: Failures(count, "") for kind, count in whole.errors.items()},
         latency=latency,
-        requests=requests,
-        cost=report.cost and attrs.evolve(report.cost, cpu_seconds=sum(cpu)),
+        requests=whole.times,
+        cost=report.cost and attrs.evolve(report.cost, cpu_seconds=whole.cpu or 0.0),
     )
 
 

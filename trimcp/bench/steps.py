@@ -17,8 +17,8 @@ import orjson
 import trio
 
 from trimcp.bench.discovery import Target, agent_target
-from trimcp.bench.places import LoadPlaces
 from trimcp.bench.plan import CLIENT, NUMBER
+from trimcp.bench.sessions import LoadPlaces, SessionOpener
 from trimcp.bench.supply import Load, LoadCall, Seat
 from trimcp.client.client import Client
 from trimcp.client.handlers import fill_defaults
@@ -57,48 +57,21 @@ class _ChangeTurns:
     turns: dict[str, trio.Lock] = attrs.field(factory=dict)  # by resource
 
 
-@attrs.define(eq=False)
-class StepRunner:
-    """Runs the sessions of one measurement that an ordinary client makes."""
+def step_opener(load: Load, target: Target) -> SessionOpener:
+    """Return an opener of the sessions of one measurement that an ordinary client makes."""
+    auth = getattr(target, "auth", None)
+    if auth is not None:
+        target = attrs.evolve(cast(Any, target), auth=_CountedAuth(auth, load))
+    changes = _ChangeTurns()
 
-    load: Load
-    target: Target
-    _changes: _ChangeTurns = attrs.field(init=False, factory=_ChangeTurns)
+    @asynccontextmanager
+    async def opened(load: Load, seat: Seat) -> AsyncIterator[_StepSession]:
+        async with AsyncExitStack() as stack:
+            session = _StepSession(load, changes, LoadPlaces(load, seat))
+            await session.open(stack, target)
+            yield session
 
-    def __attrs_post_init__(self) -> None:
-        auth = getattr(self.target, "auth", None)
-        if auth is not None:
-            self.target = attrs.evolve(cast(Any, self.target), auth=_CountedAuth(auth, self.load))
-
-    async def run(
-        self,
-        load: Load,
-        seat: Seat | None = None,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Run one session until its seat is left or the measurement ends; if it breaks, open it again.
-
-        It calls `started` once the session can be used, or the first attempt to open it has failed.
-        """
-        seat, started, attempt = seat or Seat(), False, 0
-        while True:
-            try:
-                async with AsyncExitStack() as stack:
-                    session = _StepSession(load, self._changes, LoadPlaces(load, seat))
-                    await session.open(stack, self.target)
-                    if not started:
-                        started = True
-                        task_status.started()
-                    await session.run()
-            except (McpError, trio.TooSlowError) as error:
-                load.tally.wrong("no connection", str(error) or "it took too long", trio.current_time())
-            if not started:
-                started = True
-                task_status.started()
-            if load.supply.over or seat.left <= 0 or not await load.again(attempt):
-                return
-            attempt += 1
+    return opened
 
 
 @attrs.define(eq=False)
@@ -140,10 +113,11 @@ class _StepSession:
             self._changes.listening.add(self)
             stack.callback(self._leave)
 
-    async def run(self) -> None:
-        """Make calls until none are left or the connection ends."""
+    async def run(self, usable: Callable[[], object]) -> bool:
+        """Make calls until none are left or the connection ends; see `OpenedSession`."""
         load = self._load
         load.open += 1
+        usable()
         try:
             async with open_service_nursery() as watching:
                 watching.start_soon(self._watch)
@@ -153,6 +127,7 @@ class _StepSession:
                 watching.cancel_scope.cancel()
         finally:
             load.open -= 1
+        return load.supply.over
 
     async def _watch(self) -> None:
         await (self._agent.wait_lost() if "agent" in self._load.plan.steps else self._session.wait_lost())

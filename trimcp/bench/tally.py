@@ -45,9 +45,10 @@ class Tally:
     cancelled: int = 0
     timed_out: int = 0
     late: int = 0
-    # `bytes_in`, `bytes_out`: bytes since the first connection
+    # `bytes_in`, `bytes_out`: bytes since `begin`
     bytes_in: int = 0
     bytes_out: int = 0
+    moved: tuple[int, int] = (0, 0)  # what they were at the end
     after: int = 0
     parts: float = 0.0
     errors: dict[str, Failures] = attrs.field(factory=dict)
@@ -79,6 +80,7 @@ class Tally:
         """Count from now on."""
         self._recent, self._recently_reported = Histogram(), 0
         self.began = self._cut_at = now
+        self.bytes_in = self.bytes_out = 0
         self._next = now + 1.0
 
     def end(self, now: float) -> None:
@@ -91,7 +93,7 @@ class Tally:
             last = self._seconds[-1]
             calls, errors = last.calls + self._second.count, last.errors + self._second_failed
             self._seconds[-1] = attrs.evolve(last, calls=calls, errors=errors)
-        self.ended = now
+        self.ended, self.moved = now, (self.bytes_in, self.bytes_out)
         self._next = math.inf
 
     # Outcomes of calls

@@ -10,7 +10,6 @@ import hmac
 import json
 import math
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import Cost, Failures, Generator, Histogram, Report, Second, Slice
+from trimcp.bench.report import COUNTED, Cost, Generator, Histogram, Report, Second, Slice, merged_failures
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.nurseries import open_service_nursery
 
@@ -133,12 +132,6 @@ def share(plan: Plan, number: int, size: int) -> Plan:
 def merged(reports: Sequence[Report], plan: Plan) -> Report:
     """Return the sum of what generators measured at the same time. No time of a call is lost."""
     first = reports[0]
-    errors: dict[str, Failures] = {}
-    for kind, failures in (item for each in reports for item in each.errors.items()):
-        known = errors.setdefault(kind, Failures(0, failures.example))
-        known.count += failures.count
-    empty = Histogram()
-    labels = dict.fromkeys(label for each in reports for label in each.requests)
     costs = [each.cost for each in reports if each.cost is not None]
     busiest = max(each.generator.busy for each in reports)
     replies = {each.reply for each in reports}
@@ -146,16 +139,15 @@ def merged(reports: Sequence[Report], plan: Plan) -> Report:
     def total(name: str) -> Any:
         return sum(getattr(each, name) for each in reports)
 
-    summed = ("calls", "after", "parts", "bytes_in", "bytes_out", "cancelled", "timed_out", "late", "progress")
     return attrs.evolve(
         first,
-        **{name: total(name) for name in summed},
+        **{name: total(name) for name in (*COUNTED, "bytes_in", "bytes_out")},
         plan=plan,
         reply=first.reply if len(replies) == 1 else "mixed",
         seconds=max(each.seconds for each in reports),
-        errors=errors,
+        errors=merged_failures(each.errors for each in reports),
         latency=Histogram.merged(each.latency for each in reports),
-        requests={label: Histogram.merged(each.requests.get(label, empty) for each in reports) for label in labels},
+        requests=Histogram.merged_by_label(each.requests for each in reports),
         slices=(slices := _beside([each.slices for each in reports])),
         over_time=_seconds([each.over_time for each in reports], slices),
         cost=Cost(sum(c.cpu_seconds for c in costs), sum(c.rss for c in costs), sum(c.peak_rss for c in costs))
@@ -174,23 +166,11 @@ def merged(reports: Sequence[Report], plan: Plan) -> Report:
 
 def _beside(slices: Sequence[Sequence[Slice]]) -> tuple[Slice, ...]:
     """Return slices of the same time as one each."""
-    empty = Histogram()
     found = []
     for some in zip(*slices, strict=False):
-        labels = dict.fromkeys(label for each in some for label in each.times)
-        cpu = [each.cpu for each in some if each.cpu is not None]
-        rss = [each.rss for each in some if each.rss is not None]
-        found.append(
-            attrs.evolve(
-                some[0],
-                times={label: Histogram.merged(each.times.get(label, empty) for each in some) for label in labels},
-                errors=sum((Counter(each.errors) for each in some), Counter()),
-                cpu=sum(cpu) if cpu else None,
-                rss=sum(rss) if rss else None,
-                busy=sum(each.busy for each in some),
-                lag=max(each.lag for each in some),
-            )
-        )
+        known = [each.rss for each in some if each.rss is not None]
+        busy = sum(each.busy for each in some)
+        found.append(Slice.merged(some, rss=sum(known) if known else None, busy=busy))
     return tuple(found)
 
 

@@ -6,16 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
-from pathlib import Path
-from statistics import median
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.bench.report import Histogram, Report, Slice
-from trimcp.cli.bench.table import FIGURES, headline, milliseconds, setting, what, what_times_are
-from trimcp.cli.bench.verdict import Check
-from trimcp.cli.exits import Failure
+from trimcp.bench.report import PERCENTILES, Histogram, Report, Slice, merged_failures
+from trimcp.bench.requirements import Check
+from trimcp.cli.bench.table import (
+    FIGURES,
+    Side,
+    by_count,
+    headline,
+    milliseconds,
+    setting,
+    what,
+    what_times_are,
+)
 from trimcp.cli.text import theirs
 
 _WIDTH: Final = 640
@@ -27,7 +33,6 @@ _BOTTOM: Final = 44
 _BARS: Final = 100
 _KINDS: Final = 4  # kinds of errors that have a colour of their own
 _MEBI: Final = 1024 * 1024
-_PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 _STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1d2326;--faint:#5d666b;--line:#d9dee1;--ground:#fff;--card:#f5f7f8;
@@ -62,37 +67,6 @@ _COLOURS: Final = ("var(--one)", "var(--two)")
 _WRONG: Final = ("var(--bad)", "var(--bad2)", "var(--bad3)", "var(--bad4)")
 
 
-@attrs.frozen
-class Side:
-    """One of the servers, or a server now and before: its name, and its measurements in order."""
-
-    name: str
-    rounds: Sequence[Report]
-
-    @property
-    def slices(self) -> list[Slice]:
-        """All slices of all rounds, one round after the other."""
-        found: list[Slice] = []
-        start = 0.0
-        for report in self.rounds:
-            found += [attrs.evolve(each, start=start + each.start) for each in report.slices]
-            start += report.seconds
-        return found
-
-    def median(self, of: Callable[[Report], float | None]) -> float | None:
-        """Return the median of a figure over the rounds; None if it is not known."""
-        known = [value for value in map(of, self.rounds) if value is not None]
-        return median(known) if known else None
-
-
-def write_page(file: str, sides: Sequence[Side], command: str, checks: Sequence[Check] = ()) -> None:
-    """Write the page. Raises Failure: the file cannot be written."""
-    try:
-        Path(file).write_text(page(sides, command, checks), "utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {file}: {error.strerror}") from None
-
-
 def page(sides: Sequence[Side], command: str, checks: Sequence[Check] = ()) -> str:
     """Return the page of one server, or of two beside each other."""
     first = sides[0].rounds[0]
@@ -110,7 +84,7 @@ def page(sides: Sequence[Side], command: str, checks: Sequence[Check] = ()) -> s
     ]
     for side in sides:
         name = f" of {_text(side.name)}" if len(sides) > 1 else ""
-        parts += [*_requests(side, name), *_errors(side, name)]
+        parts += [_requests(side, name), *_errors(side, name)]
     parts += [*_environment(sides, command), "</html>\n"]
     return "\n".join(parts)
 
@@ -142,15 +116,28 @@ def _cards(report: Report) -> Iterator[str]:
         yield '<p class="bad">Few calls fit into the time: the rate is an estimate.</p>'
 
 
+def _section(title: str, rows: Iterable[str], heads: Iterable[str] = (), kind: str = "") -> str:
+    """Return a table with its title; a row is its cells."""
+    head = "".join(f"<th>{each}</th>" for each in heads)
+    body = "".join(f"<tr>{row}</tr>" for row in (*filter(None, [head]), *rows))
+    titled = f"<h2{kind}>{title}</h2>" if title else ""
+    return f'<section>{titled}<div class="scroll"><table>{body}</table></div></section>'
+
+
+def _cells(*texts: object) -> str:
+    return "".join(f"<td>{_text(text)}</td>" for text in texts)
+
+
+def _words(text: object) -> str:
+    return f'<td class="text">{_text(text)}</td>'
+
+
 def _beside(sides: Sequence[Side]) -> Iterator[str]:
     columns = [_figures(side) for side in sides]
     keys = [f'<span class="key" style="background:{colour}"></span>' for colour in _COLOURS]
-    heads = "".join(f"<th>{key}{_text(side.name)}</th>" for side, key in zip(sides, keys, strict=False))
-    yield f'<section><div class="scroll"><table><tr><th></th>{heads}</tr>'
-    for name in columns[0]:
-        cells = "".join(f"<td>{_text(column[name])}</td>" for column in columns)
-        yield f"<tr><td>{name}</td>{cells}</tr>"
-    yield "</table></div></section>"
+    heads = (f"{key}{_text(side.name)}" for side, key in zip(sides, keys, strict=False))
+    rows = (_cells(name, *(column[name] for column in columns)) for name in columns[0])
+    yield _section("", rows, ("", *heads))
 
 
 def _checks(checks: Sequence[Check]) -> Iterator[str]:
@@ -172,41 +159,32 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
     yield "</table></div>" + ("</details>" if inside else "") + "</section>"
 
 
-def _requests(side: Side, name: str) -> Iterator[str]:
-    labels = dict.fromkeys(label for report in side.rounds for label in report.requests)
-    empty = Histogram()
-    yield f"<section><h2>Requests{name}</h2>"
-    yield '<div class="scroll"><table><tr><th></th><th>calls</th><th>mean</th>'
-    yield "".join(f"<th>p{percent:g}</th>" for percent in _PERCENTILES) + "<th>max</th></tr>"
-    for label in sorted(labels):
-        times = Histogram.merged(report.requests.get(label, empty) for report in side.rounds)
-        values = [times.mean, *map(times.percentile, _PERCENTILES), times.most]
-        cells = "".join(f"<td>{milliseconds(value)}</td>" for value in values)
-        yield f"<tr><td>{_text(label)}</td><td>{times.count:,}</td>{cells}</tr>"
-    yield "</table></div></section>"
+def _requests(side: Side, name: str) -> str:
+    table = Histogram.merged_by_label(report.requests for report in side.rounds)
+    rows = (_cells(label, f"{times.count:,}", *_times(times)) for label, times in sorted(table.items()))
+    return _section(f"Requests{name}", rows, ("", "calls", *Histogram().figures))
+
+
+def _times(times: Histogram) -> Iterable[str]:
+    return map(milliseconds, times.figures.values())
 
 
 def _errors(side: Side, name: str) -> Iterator[str]:
-    if not any(report.errors for report in side.rounds):
-        return
-    yield f'<section><h2 class="bad">Errors{name}</h2><div class="scroll"><table>'
-    for report in side.rounds:
-        for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
-            example = f'<td class="text">{_text(failures.example)}</td>'
-            yield f'<tr><td class="text">{_text(kind)}</td><td>{failures.count:,}</td>{example}</tr>'
-    yield "</table></div></section>"
+    found = merged_failures(report.errors for report in side.rounds)
+    if found:
+        rows = (_words(kind) + _cells(f"{each.count:,}") + _words(each.example) for kind, each in by_count(found))
+        yield _section(f"Errors{name}", rows, kind=' class="bad"')
 
 
 def _environment(sides: Sequence[Side], command: str) -> Iterator[str]:
-    yield f"<section><h2>How it was measured</h2><p><code>{escape(theirs(command, 2000))}</code></p>"
-    yield '<div class="scroll"><table>'
+    rows = [_cells("command") + f'<td class="text"><code>{escape(theirs(command, 2000))}</code></td>']
     for side in sides:
         report = side.rounds[-1]
         where = {"server": report.target, "transport": report.transport, "revision": report.revision}
         for name, value in {**where, **report.environment}.items():
-            shown = f"{_text(side.name)}: {_text(name)}" if len(sides) > 1 else _text(name)
-            yield f'<tr><td>{shown.replace("_", " ")}</td><td class="text">{_text(value)}</td></tr>'
-    yield "</table></div></section>"
+            shown = f"{side.name}: {name}" if len(sides) > 1 else name
+            rows.append(_cells(shown.replace("_", " ")) + _words(value))
+    yield _section("How it was measured", rows)
 
 
 # Charts
@@ -330,7 +308,7 @@ def _histogram(sides: Sequence[Side]) -> str:
         ground = [(outline[0][0], y.begin), (outline[-1][0], y.begin)]
         parts += [_band(outline, ground, colour, 0.22), _line(outline, colour)]
     for histogram, colour in zip(whole, _COLOURS, strict=False):
-        for percent in _PERCENTILES:
+        for percent in PERCENTILES:
             value = histogram.percentile(percent)
             if value is not None:
                 at = f"{x.at(value):.1f}"
@@ -338,7 +316,7 @@ def _histogram(sides: Sequence[Side]) -> str:
                     f'<path d="M{at} {y.begin}V{y.end}" stroke="{colour}" stroke-dasharray="4 3">'
                     f"<title>p{percent:g}: {milliseconds(value)}</title></path>"
                 )
-    marks = ", ".join(f"p{percent:g}" for percent in _PERCENTILES)
+    marks = ", ".join(f"p{percent:g}" for percent in PERCENTILES)
     return _figure("How long calls took", f"Share of calls; dashed: {marks}.{_keys(sides)}", "".join(parts), wide=True)
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
-
-from trimcp.bench.report import Histogram, Report
-from trimcp.cli.bench.table import PERCENTILES, milliseconds, what_times_are
+from trimcp.bench.report import PERCENTILES, Histogram
+from trimcp.cli.bench.table import Side, milliseconds, what_times_are
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
 
@@ -59,14 +57,6 @@ _STYLE: Final[Any] = {
 }
 
 
-@attrs.frozen
-class Curve:
-    """One of the servers in the plot: what the legend calls it, and what was measured, in order."""
-
-    name: str
-    rounds: Sequence[Report]
-
-
 def check_plot(file: str) -> None:
     """Check before the measurement that a plot can be drawn.
 
@@ -83,7 +73,7 @@ def check_plot(file: str) -> None:
         raise Failure('--plot needs matplotlib, which is not installed: pip install "trimcp[plot]"') from None
 
 
-def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None:
+def draw(file: str, title: str, curves: Sequence[Side], note: str = "") -> None:
     """Write a plot of one or two servers to a file, whose ending says the format.
 
     `note`: under which conditions, where the names of the curves do not say. Raises Failure: it cannot be written.
@@ -132,7 +122,7 @@ def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
 # How long calls took
 
 
-def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
+def _draw_latencies(axes: Axes, curves: Sequence[Side]) -> None:
     histograms = [Histogram.merged(report.latency for report in curve.rounds) for curve in curves]
     edges, shares = Histogram.bars(histograms, _BARS)
     edges = [1e3 * edge for edge in edges]
@@ -164,7 +154,7 @@ def _number_log(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _mark(axes: Axes, curves: Sequence[Curve]) -> None:
+def _mark(axes: Axes, curves: Sequence[Side]) -> None:
     """Draw a line for each percentile, with its value above the axes.
 
     All labels are in one row, in the order of their lines, with leader lines below them, so that nothing crosses.
@@ -211,7 +201,7 @@ def _apart(spots: Sequence[float], gap: float) -> list[float]:
 # Over time
 
 
-def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
+def _draw_course(rates: Axes, times: Axes, curve: Side) -> None:
     """Draw one measurement second by second."""
     from matplotlib.ticker import MaxNLocator
 
@@ -244,7 +234,7 @@ def _ms(seconds: float | None) -> float:
     return math.nan if seconds is None else 1e3 * seconds
 
 
-def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
+def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Side]) -> None:
     """Draw the alternating measurements, round by round."""
     drawn: list[float] = []
     for curve, colour in zip(curves, _COLOURS, strict=False):

@@ -20,8 +20,8 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench.html import Side, write_page
-from trimcp.cli.bench.limit import START, find_limit
+from trimcp.cli.bench.html import page
+from trimcp.cli.bench.limit import START, find_limit, limit_json, limit_lines
 from trimcp.cli.bench.options import (
     BENCH_SECTIONS,
     BenchOptions,
@@ -31,17 +31,20 @@ from trimcp.cli.bench.options import (
     plan_of,
     with_mix,
 )
-from trimcp.cli.bench.plot import Curve, check_plot, draw
+from trimcp.cli.bench.plot import check_plot, draw
 from trimcp.cli.bench.table import (
     MeasurementView,
     Pair,
+    Side,
     comparison_json,
     describe_comparison,
     describe_report,
     headline,
     setting,
+    sides_of,
     three,
     what,
+    write_result,
 )
 from trimcp.cli.bench.team import be_generator, measure_together, shared_secret
 from trimcp.cli.bench.verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
@@ -208,7 +211,10 @@ class _Bench:
             show_results(self.screen, self.options, [server.reports for server in self.servers], judgement)
             if self.options.html is not None:
                 checks = () if judgement is None or len(judgement.checks) == 1 else judgement.checks
-                write_page(self.options.html, self._sides(), self.command, checks)
+                sides = sides_of(server.reports for server in self.servers)
+                if self.baseline:
+                    sides = [Side("now", self.servers[0].reports), Side("before", self.baseline)]
+                write_result(self.options.html, page(sides, self.command, checks))
         if stop.signal is not None:
             if measured:
                 return stop.exit_code
@@ -219,19 +225,9 @@ class _Bench:
             return judgement.exit_code
         return 0 if reports and all(report.right for report in reports) else _WRONG
 
-    def _sides(self) -> list[Side]:
-        """Return what the page shows beside each other."""
-        names = [headline(server.reports[0], calls=False) for server in self.servers if server.reports]
-        if len(set(names)) < len(names):
-            names = [f"{number}: {server.name}" for number, server in enumerate(self.servers, 1)]
-        if not self.baseline:
-            measured = [server for server in self.servers if server.reports]
-            return [Side(name, server.reports) for name, server in zip(names, measured, strict=True)]
-        return [Side("now", self.servers[0].reports), Side("before", self.baseline)]
-
     async def _find_limit(self) -> int:
         """Measure at rising rates, show what held, and return the exit code."""
-        limit = None
+        search = None
         view = MeasurementView(self.screen, self.plan.duration)
         (server,) = self.servers
         with signals(self.screen) as stop:
@@ -245,19 +241,19 @@ class _Bench:
                     return await self._measure_one(server, step, stop, view)
 
                 if plan is not None:
-                    limit = await find_limit(measure_at, self.requirements, plan.rate or START)
+                    search = await find_limit(measure_at, self.requirements, plan.rate or START)
             except McpError as error:
                 raise _failure(error, server.target) from None
             finally:
                 view.end()
-        if limit is not None:
-            for text, style in limit.lines(self.requirements):
+        if search is not None and search.trials:
+            for text, style in limit_lines(search, self.requirements):
                 (self.screen.complain if self.options.json else self.screen.show)(text, style)
             if self.options.json or self.options.save is not None:
-                _write_json(self.options, limit.to_json())
+                _write_json(self.options, limit_json(search))
         if stop.signal is not None:
             return stop.exit_code
-        return BROKEN if limit is None or limit.knee.rate is None else 0
+        return BROKEN if search is None or search.knee().rate is None else 0
 
     async def _measure_one(self, server: _MeasuredServer, plan: Plan, stop: Stop, view: MeasurementView) -> Report:
         """Measure, in this process or in several."""
@@ -366,26 +362,17 @@ def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
     if options.json:
         click.echo(text)  # ASCII only
     if options.save is not None:
-        try:
-            Path(options.save).write_text(text + "\n", "utf-8")
-        except OSError as error:
-            raise Failure(f"cannot write {options.save}: {error.strerror}") from None
+        write_result(options.save, text + "\n")
 
 
 def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
     if not pairs:
         wrong = f", {first.failures:,} errors" if first.failures else ""
         summary = f"{_answered([first])}{wrong}; {setting(first)}"
-        draw(file, headline(first), [Curve(summary, [first])])
+        draw(file, headline(first), [Side(summary, [first])])
         return
-    sides = list(zip(*pairs, strict=True))
-    names = [headline(rounds[0], calls=False) for rounds in sides]
-    if names[0] == names[1]:  # as of two versions that say the same of themselves
-        names = [f"{theirs(rounds[0].target, 40)} · {name}" for name, rounds in zip(names, sides, strict=True)]
-    if names[0] == names[1]:
-        names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
-    curves = [Curve(f"{name}: {_answered(rounds)}", rounds) for name, rounds in zip(names, sides, strict=True)]
-    draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", curves, setting(first))
+    sides = [Side(f"{each.name}: {_answered(each.rounds)}", each.rounds) for each in sides_of(zip(*pairs, strict=True))]
+    draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", sides, setting(first))
 
 
 def _answered(rounds: Sequence[Report]) -> str:

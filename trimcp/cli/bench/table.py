@@ -6,8 +6,9 @@ Tables are lines of text with a style, and are not printed here; `MeasurementVie
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeAlias
 
@@ -19,11 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import FORMAT, Report, Snapshot
+from trimcp.bench.report import FORMAT, Failures, Report, Slice, Snapshot, merged_failures
+from trimcp.cli.exits import Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import Line, count_of, theirs
-
-PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 _TRANSPORTS: Final = {
     "stdio": "stdio",
@@ -132,9 +132,14 @@ def _errors(report: Report) -> Iterator[Line]:
         return
     share = 100 * report.failures / (report.failures + report.calls)
     yield row("errors", f"{report.failures:,}, {share:.{0 if share >= 10 else 2}f} % of the calls"), "bold red"
-    for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
+    for kind, failures in by_count(report.errors):
         example = theirs(failures.example, _EXAMPLE)
         yield row("", f"{failures.count:,} {theirs(kind, 40)}" + (f": {example}" if example else "")), "red"
+
+
+def by_count(errors: Mapping[str, Failures]) -> list[tuple[str, Failures]]:
+    """Return the kinds of errors, the most frequent first."""
+    return sorted(errors.items(), key=lambda item: -item[1].count)
 
 
 def _punctuality(report: Report) -> Iterator[Line]:
@@ -153,11 +158,8 @@ def _latencies(report: Report) -> Iterator[Line]:
     if not latency.count:
         yield row("time", "none, for there were no right answers"), "dim"
         return
-    values: dict[str, float | None] = {"min": latency.least, "mean": latency.mean}
-    values |= {f"p{percent:g}": latency.percentile(percent) for percent in PERCENTILES}
-    values["max"] = latency.most
-    yield row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
-    yield row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
+    yield row("time", "".join(name.rjust(_COLUMN) for name in latency.figures)), "dim"
+    yield row("", "".join(milliseconds(value).rjust(_COLUMN) for value in latency.figures.values())), ""
     yield row("", what_times_are(report.plan)), "dim"
     if len(report.requests) > 1:
         for label, times in sorted(report.requests.items())[:_REQUESTS]:
@@ -218,6 +220,48 @@ def three(value: float) -> str:
     """Return a number with three significant digits, or with all digits before the point."""
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:,.{digits}f}"
+
+
+@attrs.frozen
+class Side:
+    """One of the servers that are shown, or one of now and before: its name, and its measurements in order."""
+
+    name: str
+    rounds: Sequence[Report]
+
+    @property
+    def slices(self) -> list[Slice]:
+        """All slices of all rounds, one round after the other."""
+        found: list[Slice] = []
+        start = 0.0
+        for report in self.rounds:
+            found += [attrs.evolve(each, start=start + each.start) for each in report.slices]
+            start += report.seconds
+        return found
+
+    def median(self, of: Callable[[Report], float | None]) -> float | None:
+        """Return the median of a figure over the rounds; None if it is not known."""
+        known = [value for value in map(of, self.rounds) if value is not None]
+        return median(known) if known else None
+
+
+def sides_of(done: Iterable[Sequence[Report]]) -> list[Side]:
+    """Return the servers of which there are measurements, under names that differ."""
+    measured = [rounds for rounds in done if rounds]
+    names = [headline(rounds[0], calls=False) for rounds in measured]
+    if len(set(names)) < len(names):  # as of two versions that say the same of themselves
+        names = [f"{theirs(rounds[0].target, 40)} · {name}" for name, rounds in zip(names, measured, strict=True)]
+    if len(set(names)) < len(names):
+        names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
+    return [Side(name, rounds) for name, rounds in zip(names, measured, strict=True)]
+
+
+def write_result(file: str, text: str) -> None:
+    """Write one of the files that were asked for. Raises Failure: it cannot be written."""
+    try:
+        Path(file).write_text(text, "utf-8")
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error.strerror}") from None
 
 
 Pair: TypeAlias = tuple[Report, Report]
@@ -330,13 +374,8 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
 
 def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
     """Yield the reasons to doubt the figures of one of the servers."""
-    counts: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    for report in rounds:
-        counts.update({kind: failures.count for kind, failures in report.errors.items()})
-        examples.update({kind: failures.example for kind, failures in report.errors.items()})
-    for kind, count in counts.most_common():
-        text = f"{count:,} {theirs(kind, 40)}: {theirs(examples[kind], 150)}"
+    for kind, failures in by_count(merged_failures(report.errors for report in rounds)):
+        text = f"{failures.count:,} {theirs(kind, 40)}: {theirs(failures.example, 150)}"
         yield f"  {number} answered wrongly: {text}", "red"
     if any(report.rough for report in rounds):
         yield f"  {number}: ROUGH: {rough(next(report for report in rounds if report.rough))}", "yellow"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from trimcp.bench.regression import Comparison, FigureChange, compare
 from trimcp.bench.report import Report
-from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench.table import milliseconds, row, three
+from trimcp.bench.requirements import Check, Requirement
+from trimcp.cli.bench.table import milliseconds, row, three, write_result
 from trimcp.cli.exits import BROKEN, TOOL_ERROR, Failure
 from trimcp.cli.text import Line, count_of, theirs
 from trimcp.errors import LocalError
@@ -22,15 +21,6 @@ from trimcp.support.files import UnusableFile, read_text
 _WRONG: Final = TOOL_ERROR
 _ANSWERS: Final = "every answer is right"
 _NAMES: Final = {"cpu": "CPU per call", "rate": "calls per second", "errors": "errors"}
-
-
-@attrs.frozen
-class Check:
-    """One thing that was checked."""
-
-    name: str
-    passed: bool
-    text: str  # what was found
 
 
 def read_requirements(texts: Sequence[str]) -> tuple[Requirement, ...]:
@@ -75,9 +65,7 @@ class Judgement:
         """Judge a report. Raises Failure: it cannot be compared with the baseline."""
         failures = f"{report.failures:,} were not" if report.failures else ""
         checks = [Check(_ANSWERS, report.right, failures or ("" if report.right else "there was none"))]
-        for each in requirements:
-            verdict = each.judge(report)
-            checks.append(Check(each.text, verdict.kept, verdict.words))
+        checks += [each.judge(report) for each in requirements]
         comparison = None
         if baseline:
             try:
@@ -168,7 +156,4 @@ def write_junit(file: str, title: str, report: Report, judgement: Judgement) -> 
         inner = f"<system-out>{escape(text)}</system-out>" if each.passed else f"<failure message={_attribute(text)}/>"
         cases.append(f"  <testcase classname={name} name={_attribute(theirs(each.name, 400))}>{inner}</testcase>")
     whole = ['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""]
-    try:
-        Path(file).write_text("\n".join(whole), "utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {file}: {error.strerror}") from None
+    write_result(file, "\n".join(whole))

@@ -1,13 +1,64 @@
-"""The places of a session that make one call at a time each: they take calls, and wait together for more."""
+"""Sessions, which are opened again where they break; and their places, where they make one call at a time each."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeAlias
 
 import attrs
 import trio
 
 from trimcp.bench.supply import Load, LoadCall, Seat
+from trimcp.errors import McpError
+
+
+class OpenedSession(Protocol):
+    """One connection of a session, or what it has in place of one."""
+
+    async def run(self, usable: Callable[[], object]) -> bool:
+        """Make calls until none are left, and return True; or return False: it is to be opened again.
+
+        It calls `usable` once calls can be made, and counts every failure itself.
+        """
+        ...
+
+
+SessionOpener: TypeAlias = Callable[[Load, Seat], AbstractAsyncContextManager[OpenedSession]]
+"""Opens a session, within `Plan.opening`. Raises McpError or trio.TooSlowError if it cannot; leaving it closes it."""
+
+
+async def run_session(
+    load: Load,
+    opener: SessionOpener,
+    seat: Seat | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one session until its seat is left or the measurement ends; open it again at most `Plan.reopen` times.
+
+    It calls `started` once the session can be used, or the first attempt to open it has failed.
+    """
+    seat = seat or Seat()
+    told = trio.Event()
+
+    def usable() -> None:
+        if not told.is_set():
+            told.set()
+            task_status.started()
+
+    attempt = 0
+    while True:
+        try:
+            async with opener(load, seat) as session:
+                if await session.run(usable):
+                    return
+        except (McpError, trio.TooSlowError) as error:
+            load.tally.wrong("no connection", str(error) or "it took too long", trio.current_time())
+        usable()
+        if seat.left <= 0 or not await load.again(attempt):
+            return
+        attempt += 1
 
 
 @attrs.define(eq=False)
