@@ -1,10 +1,12 @@
 """The percentiles of `trimcp bench` beside those of other load generators, against one server whose delays are known.
 
-    python benchmarks/load_tools.py [--seconds 10] [--under-way 8]
+    python benchmarks/load_tools.py [--seconds 10] [--under-way 8] [--rate 100] [--stall 2]
 
 The server is trimcp's, over Streamable HTTP of 2026-07-28 with JSON replies. Its tool waits 2 ms and an exponential
 time with a mean of 5 ms, so the percentiles of its delay are known; what comes on top is the same for all generators.
-They take turns, three times, on one machine. wrk and hey come from Debian; who is not installed is left out.
+They take turns, three times, on one machine. wrk and hey come from Debian, oha from `cargo install oha`; who is not
+installed is left out. With `--rate` calls begin at that rate, whether answered or not, and times count from when a call
+was due; wrk has no such mode. With `--stall` the server is stopped for so many seconds in the middle of each turn.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import json
 import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -91,32 +96,64 @@ def of_hey(seconds: int, under_way: int, rate: float | None) -> dict[int, float]
     kind = headers.pop("content-type")
     words = [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
     paced = [] if rate is None else ["-q", str(rate / under_way)]
-    told = run(
-        "hey",
-        "-z",
-        f"{seconds}s",
-        "-c",
-        str(under_way),
-        "-m",
-        "POST",
-        "-T",
-        kind,
-        "-d",
-        body.decode(),
-        *words,
-        *paced,
-        URL,
-    )
+    load = ["-z", f"{seconds}s", "-c", str(under_way), "-m", "POST", "-T", kind, "-d", body.decode()]
+    told = run("hey", *load, *words, *paced, URL)
     if "[200]" not in told:
         raise SystemExit(f"hey was refused: {told}")
     found = re.findall(r"^\s+(\d+)%+ in ([\d.]+) secs$", told, re.MULTILINE)
     return {int(percent): float(value) * 1e3 for percent, value in found if int(percent) in PERCENTILES}
 
 
+def of_oha(seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
+    body, headers = request()
+    kind = headers.pop("content-type")
+    words = [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
+    paced = [] if rate is None else ["-q", f"{rate:g}", "--latency-correction"]
+    load = ["-z", f"{seconds}s", "-c", str(under_way), "-m", "POST", "-T", kind, "-d", body.decode()]
+    told = json.loads(run("oha", "--no-tui", "--output-format", "json", *load, *words, *paced, URL))
+    if told["summary"]["successRate"] < 1 or list(told["statusCodeDistribution"]) != ["200"]:
+        raise SystemExit(f"oha was refused: {told['statusCodeDistribution']}")
+    return {percent: told["latencyPercentiles"][f"p{percent}"] * 1e3 for percent in PERCENTILES}
+
+
+def known(percent: float, seconds: float, stall: float) -> float:
+    """Return this percentile of the delays in milliseconds, where calls are due evenly and the server stops once."""
+
+    def longer(delay: float) -> float:
+        return math.exp(-max(delay - LEAST, 0.0) / MEAN)
+
+    def share(delay: float) -> float:
+        stopped = sum(longer(delay - stall * (step + 0.5) / 2000) for step in range(2000)) / 2000
+        return (1 - stall / seconds) * longer(delay) + stall / seconds * stopped
+
+    low, high = 0.0, stall + 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(middle) > 1 - percent / 100 else (low, middle)
+    return 1e3 * low
+
+
+@contextmanager
+def stopped(server: subprocess.Popen[bytes], seconds: float, stall: float) -> Iterator[None]:
+    """Stop a process for a while in the middle of these seconds."""
+
+    def stop() -> None:
+        server.send_signal(signal.SIGSTOP)
+        time.sleep(stall)
+        server.send_signal(signal.SIGCONT)
+
+    timer = threading.Timer(seconds / 2, stop)
+    if stall:
+        timer.start()
+    yield
+    timer.cancel()
+
+
 TOOLS: dict[str, Callable[[int, int, float | None], dict[int, float]]] = {
     "trimcp bench": of_trimcp,
     "wrk": of_wrk,
     "hey": of_hey,
+    "oha": of_oha,
 }
 
 
@@ -125,6 +162,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--under-way", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--stall", type=float, default=0.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "server.py"
@@ -132,14 +171,17 @@ def main() -> None:
         server = subprocess.Popen([sys.executable, str(file)])
         try:
             time.sleep(2)
-            known = {percent: 1e3 * (LEAST - MEAN * math.log(1 - percent / 100)) for percent in PERCENTILES}
+            exact = [known(percent, options.seconds, options.stall) for percent in PERCENTILES]
             print("ms".ljust(22) + "".join(f"p{percent}".rjust(9) for percent in PERCENTILES))
-            print("delay of the tool".ljust(22) + "".join(f"{known[percent]:9.2f}" for percent in PERCENTILES))
+            print("delay of the tool".ljust(22) + "".join(f"{each:9.2f}" for each in exact))
             present = {name: of for name, of in TOOLS.items() if name == "trimcp bench" or shutil.which(name)}
+            if options.rate is not None:
+                present.pop("wrk", None)
             rounds: dict[str, list[dict[int, float]]] = {name: [] for name in present}
             for number in range(options.rounds):
                 for name, of in list(present.items())[:: 1 if number % 2 else -1]:
-                    rounds[name].append(of(options.seconds, options.under_way, None))
+                    with stopped(server, options.seconds, options.stall):
+                        rounds[name].append(of(options.seconds, options.under_way, options.rate))
             for name, each in rounds.items():
                 values = (median(found[percent] for found in each) for percent in PERCENTILES)
                 print(name.ljust(22) + "".join(f"{value:9.2f}" for value in values))

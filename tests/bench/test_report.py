@@ -101,6 +101,7 @@ def test_every_name_of_the_json_stays() -> None:
         },
         "interrupted": False,
         "requests": {"echo": one},
+        "replicas": {},
         "slices": [
             {
                 "start": 0.0,

@@ -211,7 +211,7 @@ async def test_mcp_is_measured_through_grpc() -> None:
         entry = MixEntry.tool("echo", {"text": "t {n}"}, expect="t {n}")
         report = await measure(target, Plan([entry, MixEntry("tools/list")], count=10, under_way=2))
         assert (report.calls, report.errors, report.transport) == (10, {}, "grpc")
-        with pytest.raises(LocalError, match="--progress, --cut and --reply are for calls"):
+        with pytest.raises(LocalError, match="--progress, --cut, --reply and --replica-by are for"):
             await measure(target, Plan(entry, count=1, progress=True))
 
 
@@ -317,8 +317,8 @@ def test_a_step_that_cannot_be_carried_out_is_refused(fields: Any, why: str) -> 
         (book(), {"under_way": 2}, "a question does not say which call it is of"),
         ([book(), MixEntry.tool("echo", {}, step="agent")], {}, "agent tools are another protocol"),
         (turn(), {"answer": {"a": 1}}, "--answer goes with --step question"),
-        (turn(), {"progress": True}, "--progress, --cut and --reply go with --step call"),
-        (turn(), {"reply": "json"}, "--progress, --cut and --reply go with --step call"),
+        (turn(), {"progress": True}, "--progress, --cut, --reply and --replica-by go with --step call"),
+        (turn(), {"reply": "json"}, "--progress, --cut, --reply and --replica-by go with --step call"),
     ],
 )
 def test_options_that_do_not_go_with_a_step_are_refused(entry: Any, options: Any, why: str) -> None:

@@ -17,6 +17,7 @@ import trio
 
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener, Writer
+from trimcp.bench.replicas import named_by_headers
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
 from trimcp.channel import CLIENT_MAX_MESSAGE
@@ -317,6 +318,7 @@ class _EventChannel:
             raise ConnectionLost(f"the server named no endpoint within {patience:g} seconds") from None
         except (trio.BrokenResourceError, UnreadableReply) as error:
             raise ConnectionLost(str(error)) from None
+        self._caller.replica = named_by_headers(self._load.plan.replica_by, stream.reply.headers)
         event = self._arrived.pop(0)
         url = self._site.url
         target = resolved(event.data.decode(errors="replace").strip(), url)

@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from trimcp.bench.plan import CLIENT, NUMBER, MixEntry, Plan, PreparedRequest, prepare
+from trimcp.bench.replicas import reads_header
 from trimcp.bench.report import WireName
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
@@ -160,6 +161,8 @@ async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Foun
         raise LocalError(
             f"--cut needs Streamable HTTP, and a revision such as {LATEST_LEGACY.name} that resumes streams"
         )
+    if reads_header(plan.replica_by) and transport not in ("http", "sse"):
+        raise LocalError("--replica-by with a header needs HTTP; elsewhere it is serverInfo or _meta:KEY")
     requests = []
     for entry in plan.mix:
         tool = None

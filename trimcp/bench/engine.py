@@ -87,7 +87,9 @@ def _session_opener(target: Target, transport: WireName, load: Load) -> SessionO
         from trimcp.bench.steps import step_opener
 
         if load.plan.needs_raw_messages:
-            raise LocalError("--progress, --cut and --reply are for calls that no login and no gRPC is needed for")
+            raise LocalError(
+                "--progress, --cut, --reply and --replica-by are for calls that no login and no gRPC is needed for"
+            )
         return step_opener(load, as_planned(target, load.plan))
     from trimcp.bench import channels
 
@@ -314,6 +316,7 @@ class Measurement:
             generator=Generator(0.0 if cutter is None else cutter.own_cpu, seconds, tally.answers),
             interrupted=self._interrupted,
             requests=tally.requests,
+            replicas=tally.replicas,
             slices=tally.slices,
             environment=self._environment,
         )

@@ -20,6 +20,7 @@ import trio
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.plan import cancellation
+from trimcp.bench.replicas import named_by_headers, named_by_message
 from trimcp.bench.sessions import LoadPlaces, SessionOpener
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
@@ -62,6 +63,7 @@ class _LoadSession:
     id: int = attrs.field(init=False, default=0)  # the id of the last request
     nursery: trio.Nursery = attrs.field(init=False)  # runs the tasks that send notifications
     session_id: str | None = attrs.field(init=False, default=None)  # the server's session id; None without one
+    replica: str | None = attrs.field(init=False, default=None)  # who answered `initialize`, if that told it
     _side: LoadConnection = attrs.field(init=False)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _renewals: int = attrs.field(init=False, default=0)
@@ -84,6 +86,7 @@ class _LoadSession:
                 message = _message_in(body, self._side.reply.content_type)
                 if status != 200 or not isinstance(message.get("result"), dict):
                     raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")
+                self.replica = named_by_message(self.load.plan.replica_by, message)
                 self.session_id = self._side.reply.headers.get("mcp-session-id")
                 self._head_from(self.named())
                 status, body = await self._post(INITIALIZED)
@@ -250,12 +253,14 @@ class _CallPlace:
         return True
 
     async def _exchange(self, data: bytes) -> None:
-        connection = self._connection
+        connection, session = self._connection, self._session
+        self._calls.replica = None
         await connection.request(data)
         pieces = await connection.more()
         reply = connection.reply
         while not reply.status:
             pieces = await connection.more()
+        self._calls.replica = named_by_headers(session.load.plan.replica_by, reply.headers) or session.replica
         if reply.content_type == _EVENTS and reply.status == 200:
             await self._read_events(pieces)
             return

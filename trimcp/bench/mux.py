@@ -17,6 +17,7 @@ import orjson
 import trio
 
 from trimcp.bench.plan import cancellation
+from trimcp.bench.replicas import UNTOLD, named_by_message
 from trimcp.bench.sessions import SessionOpener
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat, Supply
 from trimcp.bench.tally import Tally
@@ -54,6 +55,7 @@ class LoadCaller:
     # the result of `initialize`, once received; an error's text if it was refused
     greeting: dict[str, Any] | str | None = None
     seat: Seat = attrs.field(factory=Seat)  # how many calls it makes
+    replica: str | None = None  # who answers, where the connection or its handshake tells it and an answer does not
     _free: int = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)
     _pending: dict[int, LoadCall] = attrs.field(init=False, factory=dict)
@@ -171,7 +173,14 @@ class LoadCaller:
             self.supply.tally.right(now - call.due, now, call.request.label)
         else:
             self.supply.tally.wrong(*wrong, now)
+        self._credit(message, None if wrong is not None else now - call.due, now)
         self._end(now)
+
+    def _credit(self, message: dict[str, Any], seconds: float | None, now: float) -> None:
+        by = self.supply.plan.replica_by
+        if by is not None:
+            told = named_by_message(by, message) or self.replica or UNTOLD
+            self.supply.tally.answered_by(told, seconds, now)
 
     def _end(self, now: float) -> None:
         if self.think:
@@ -184,6 +193,7 @@ class LoadCaller:
         if id == 0 and self.greeting is None:
             result = message.get("result")
             self.greeting = result if isinstance(result, dict) else repr(message.get("error"))
+            self.replica = named_by_message(self.supply.plan.replica_by, message) or self.replica
             self.wake()
         elif type(id) is int and id in self._given_up:
             del self._given_up[id]  # it was sent before the cancellation arrived
@@ -225,6 +235,7 @@ class LoadCaller:
         """Count the failure of a message that could not be sent, and of its call if it was one."""
         self.supply.tally.wrong(kind, why, now)
         if type(id) is int and self._pending.pop(id, None) is not None:
+            self._credit({}, None, now)
             self._end(now)
         elif id == 0 and self.greeting is None:
             self.greeting = why
@@ -237,6 +248,7 @@ class LoadCaller:
             self.supply.tally.wrong(kind, why, now)
         for _ in lost:
             self.supply.tally.wrong(kind, why, now)
+            self._credit({}, None, now)
             self.supply.count_ended()
 
 

@@ -225,6 +225,16 @@ class Plan:
     reply: Literal["any", "json", "sse"] = _choice(
         "any", "json", "sse", help="How a server has to answer a POST; anything else is an error."
     )
+    replica_by: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=_text,
+        metadata={
+            "help": "Count by replica, as a response header (X-Served-By), serverInfo or _meta:KEY says.",
+            "metavar": "NAME",
+        },
+    )
+    """What says which replica behind a balancer answered; see `replicas`."""
     first_number: int = attrs.field(default=0, kw_only=True)
     """What `{n}` counts from: generators that share a plan do not use the same numbers."""
     pids: tuple[int, ...] = attrs.field(default=(), kw_only=True)
@@ -245,7 +255,7 @@ class Plan:
         if self.answer and "question" not in steps and steps:
             raise LocalError("--answer goes with --step question")
         if steps - {"call"} and self.needs_raw_messages:
-            raise LocalError("--progress, --cut and --reply go with --step call")
+            raise LocalError("--progress, --cut, --reply and --replica-by go with --step call")
         if self.seconds is not None and self.count is not None:
             raise LocalError("measure either for --seconds or a --count of calls")
         if self.warm_up and self.warm_up_count:
@@ -276,7 +286,7 @@ class Plan:
     @property
     def needs_raw_messages(self) -> bool:
         """Whether it asks for what an ordinary client does not show."""
-        return self.progress or self.cut > 0 or self.reply != "any"
+        return self.progress or self.cut > 0 or self.reply != "any" or self.replica_by is not None
 
     @property
     def course(self) -> Stages | None:

@@ -179,6 +179,19 @@ def merged_failures(tables: Iterable[Mapping[str, Failures]]) -> dict[str, Failu
     return found
 
 
+@attrs.define
+class Replica:
+    """What one of several servers behind a balancer answered."""
+
+    times: Histogram = attrs.field(factory=Histogram, eq=False)  # of right answers
+    errors: int = 0
+
+    def merge(self, other: Replica) -> None:
+        """Add what another measurement counted of it."""
+        self.times.merge(other.times)
+        self.errors += other.errors
+
+
 @attrs.frozen
 class Cost:
     """The resources that the server's processes used."""
@@ -354,6 +367,7 @@ class Report:
     generator: Generator  # the resources of this process
     interrupted: bool = False  # whether it was ended early
     requests: Mapping[str, Histogram] = attrs.field(factory=dict, eq=False)  # the times by request
+    replicas: Mapping[str, Replica] = attrs.field(factory=dict)  # who answered, as `Plan.replica_by` says
     slices: tuple[Slice, ...] = attrs.field(default=(), eq=False)  # what happened when
     environment: Mapping[str, Any] = attrs.field(factory=dict, eq=False)  # the machine of the generator, and when
 
@@ -446,6 +460,7 @@ class Report:
                 "ceiling_per_second": generator.ceiling,
             },
             "requests": {label: times.to_json() for label, times in self.requests.items()},
+            "replicas": {name: {**each.times.to_json(), "errors": each.errors} for name, each in self.replicas.items()},
             "slices": [each.to_json() for each in self.slices],
             "environment": dict(self.environment),
         }
@@ -485,6 +500,9 @@ def _report_from(value: Mapping[str, Any]) -> Report:
         cost=cost and Cost(cost["cpu_seconds"], round(cost["rss_mib"] * _MEBI), round(cost["peak_rss_mib"] * _MEBI)),
         generator=Generator(**{field.name: generator[field.name] for field in attrs.fields(Generator)}),
         requests={label: Histogram.from_json(each) for label, each in value.get("requests", {}).items()},
+        replicas={
+            name: Replica(Histogram.from_json(each), each["errors"]) for name, each in value.get("replicas", {}).items()
+        },
         slices=tuple(map(Slice.from_json, value.get("slices", ()))),
         environment=value.get("environment", {}),
     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.bench.report import Failures, Histogram, Second, Slice
+from trimcp.bench.report import Failures, Histogram, Replica, Second, Slice
 from trimcp.support.cleaning import one_line
 
 LATE: Final = 0.010
@@ -36,8 +36,8 @@ class Tally:
     It has more than 20 fields because each is counted by itself while calls end.
     """
 
-    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `requests`, `progress`: as in
-    # `Report`
+    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `requests`, `replicas`,
+    # `progress`: as in `Report`
     calls: int = 0
     failed: int = 0  # the sum of `errors`
     progress: int = 0
@@ -54,6 +54,7 @@ class Tally:
     errors: dict[str, Failures] = attrs.field(factory=dict)
     latency: Histogram = attrs.field(factory=Histogram)
     requests: dict[str, Histogram] = attrs.field(factory=dict)
+    replicas: dict[str, Replica] = attrs.field(factory=dict)
     mean: float = 0.0
     """The exponentially weighted mean of recent answer times, in seconds; 0 before the first."""
     began: float = math.inf
@@ -149,6 +150,17 @@ class Tally:
         """Add a time that is no call's to the table of requests, and to nothing else."""
         if self.counting:
             self._by_label(self.requests, label).add([seconds])
+
+    def answered_by(self, replica: str, seconds: float | None, now: float) -> None:
+        """Count an answer by who gave it: a right one, `seconds` after its call was due, or with None a failure."""
+        replica = one_line(replica, 60)
+        if replica not in self.replicas and len(self.replicas) >= _LABELS:
+            replica = _OTHERS
+        own = self.replicas.setdefault(replica, Replica())
+        if seconds is None:
+            own.errors += 1
+        elif now >= self.began:
+            own.times.add([seconds])
 
     def given_up(self, *, timeout: bool) -> None:
         """Count an abandoned call: timed out, or cancelled as planned."""

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import COUNTED, Cost, Generator, Histogram, Report, Second, Slice, merged_failures
+from trimcp.bench.report import COUNTED, Cost, Generator, Histogram, Replica, Report, Second, Slice, merged_failures
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.nurseries import open_service_nursery
 
@@ -132,6 +132,9 @@ def share(plan: Plan, number: int, size: int) -> Plan:
 def merged(reports: Sequence[Report], plan: Plan) -> Report:
     """Return the sum of what generators measured at the same time. No time of a call is lost."""
     first = reports[0]
+    replicas: dict[str, Replica] = {}
+    for name, replica in (item for each in reports for item in each.replicas.items()):
+        replicas.setdefault(name, Replica()).merge(replica)
     costs = [each.cost for each in reports if each.cost is not None]
     busiest = max(each.generator.busy for each in reports)
     replies = {each.reply for each in reports}
@@ -148,6 +151,7 @@ def merged(reports: Sequence[Report], plan: Plan) -> Report:
         errors=merged_failures(each.errors for each in reports),
         latency=Histogram.merged(each.latency for each in reports),
         requests=Histogram.merged_by_label(each.requests for each in reports),
+        replicas=replicas,
         slices=(slices := _beside([each.slices for each in reports])),
         over_time=_seconds([each.over_time for each in reports], slices),
         cost=Cost(sum(c.cpu_seconds for c in costs), sum(c.rss for c in costs), sum(c.peak_rss for c in costs))

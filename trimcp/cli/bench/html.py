@@ -16,6 +16,7 @@ from trimcp.cli.bench.table import (
     FIGURES,
     Side,
     by_count,
+    by_replica,
     headline,
     milliseconds,
     setting,
@@ -84,7 +85,7 @@ def page(sides: Sequence[Side], command: str, checks: Sequence[Check] = ()) -> s
     ]
     for side in sides:
         name = f" of {_text(side.name)}" if len(sides) > 1 else ""
-        parts += [_requests(side, name), *_errors(side, name)]
+        parts += [_requests(side, name), *_replicas(side, name), *_errors(side, name)]
     parts += [*_environment(sides, command), "</html>\n"]
     return "\n".join(parts)
 
@@ -167,6 +168,16 @@ def _requests(side: Side, name: str) -> str:
 
 def _times(times: Histogram) -> Iterable[str]:
     return map(milliseconds, times.figures.values())
+
+
+def _replicas(side: Side, name: str) -> Iterator[str]:
+    for report in (each for each in side.rounds if each.replicas):
+        rows = (
+            _words(replica)
+            + _cells(f"{100 * share:.0f} %", f"{each.times.count:,}", f"{each.errors:,}", *_times(each.times))
+            for replica, share, each in by_replica(report)
+        )
+        yield _section(f"Who answered{name}", rows, ("", "share", "rightly", "errors", *Histogram().figures))
 
 
 def _errors(side: Side, name: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "For how long": ("seconds", "count", "warm_up"),
     "What is given up": ("cut", "cancel", "cancel_after", "timeout", "timeouts"),
-    "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
+    "How the server is reached": ("revision", "transport", "reply", "replica_by", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
     "What it has to keep to": ("require", "baseline", "tolerance", "junit", "github"),
     "What is shown": ("json", "save", "html", "plot", "trace", "quiet"),

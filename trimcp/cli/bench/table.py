@@ -5,6 +5,7 @@ Tables are lines of text with a style, and are not printed here; `MeasurementVie
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import FORMAT, Failures, Report, Slice, Snapshot, merged_failures
+from trimcp.bench.report import FORMAT, Failures, Replica, Report, Slice, Snapshot, merged_failures
 from trimcp.cli.exits import Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import Line, count_of, theirs
@@ -61,6 +62,7 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield "", ""
     yield from _latencies(report)
     yield "", ""
+    yield from _replicas(report)
     if report.plan.progress or report.progress:
         rate = three(report.progress_per_second)
         yield row("progress", f"{report.progress:,} notifications, {rate} per second"), ""
@@ -165,6 +167,21 @@ def _latencies(report: Report) -> Iterator[Line]:
         for label, times in sorted(report.requests.items())[:_REQUESTS]:
             counted = f"{theirs(label, 40)}: {times.count:,}"
             yield row("", "  ".join([counted, *(f"p{p} {milliseconds(times.percentile(p))}" for p in (50, 99))])), ""
+
+
+def by_replica(report: Report) -> Iterator[tuple[str, float, Replica]]:
+    """Yield each replica with its share of all answers, from 0 to 1; who answered most comes first."""
+    counts = {name: each.times.count + each.errors for name, each in report.replicas.items()}
+    for name in sorted(counts, key=lambda name: -counts[name]):
+        yield name, counts[name] / sum(counts.values()), report.replicas[name]
+
+
+def _replicas(report: Report) -> Iterator[Line]:
+    for number, (name, share, each) in enumerate(itertools.islice(by_replica(report), _REQUESTS)):
+        times = "  ".join(f"p{p} {milliseconds(each.times.percentile(p))}" for p in (50, 99))
+        counted = f"{theirs(name, 40)}: {each.times.count:,} right, {100 * share:.0f} %  {times}"
+        wrong = f"  {count_of(each.errors, 'error')}" if each.errors else ""
+        yield row("" if number else "replicas", counted + wrong), "red" if wrong else ""
 
 
 def _cost(report: Report) -> Line:
