@@ -23,7 +23,7 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block
-from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
 
 _WINDOW = 64 * 1024
 _LINGER = 8 * 1024 * 1024  # bytes of a request that are read after its answer: closing earlier might lose that
@@ -68,7 +68,7 @@ class _Stream(Http2Stream):
 
 
 @attrs.define(eq=False)
-class _Upstream:
+class _Upstream(EngineUser):
     """A connection to the server, from the address of those it is for."""
 
     port: int
@@ -139,19 +139,12 @@ class _Upstream:
 
     # Called by the engine
 
-    def request(self, id: int, head: Any, ended: bool) -> None:
-        return None
-
-    def began(self, stream: Http2Stream, ended: bool) -> None: ...
-
     def windows_opened(self) -> None:
         for stream in self.engine.streams.values():
             stream.window_opened()
 
     def settings_came(self) -> None:
         self.ready.set()
-
-    def ponged(self) -> None: ...
 
     def went_away(self, last: int, code: int) -> None:
         self.gone = True

@@ -24,7 +24,7 @@ from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block, write_field
-from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.interface import EngineUser
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
@@ -39,7 +39,7 @@ _LIMITS: Final = HttpLimits()
 
 
 @attrs.define(eq=False)
-class Http2Client:
+class Http2Client(EngineUser):
     """A connection to one server. `run` has to run while it is used."""
 
     _stream: trio.abc.Stream  # the connection, which this takes over; closed when `run` ends
@@ -309,13 +309,6 @@ class Http2Client:
 
     # Called by the engine
 
-    def request(self, id: int, head: Any, ended: bool) -> Http2Stream | None:
-        """Refuse: a server makes no requests."""
-        return None
-
-    def began(self, stream: Http2Stream, ended: bool) -> None:
-        """Do nothing, as above."""
-
     def windows_opened(self) -> None:
         """Let the calls go on that wait for windows."""
         for call in list(self.engine.streams.values()):
@@ -324,9 +317,6 @@ class Http2Client:
     def settings_came(self) -> None:
         """Let calls begin: there may be room for more."""
         self._room.unpark_all()
-
-    def ponged(self) -> None:
-        """Do nothing: the server was heard."""
 
     def went_away(self, last: int, code: int) -> None:
         """Begin no more calls; those under way go on, unless the server says that something is wrong."""

@@ -18,7 +18,7 @@ from trimcp.transports.http.h2 import frames
 from trimcp.transports.http.h2.engine import CONNECTION_WINDOW, Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, frame
 from trimcp.transports.http.h2.heads import BlockReader, read_request, read_response, write_block
-from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
 
 
 class Stream(Http2Stream):
@@ -63,14 +63,13 @@ class Stream(Http2Stream):
                 self.ends = False
 
 
-class User:
+class User(EngineUser):
     """Keeps what happens to a connection."""
 
     def __init__(self, *, client: bool = False, window: int = frames.DEFAULT_WINDOW) -> None:
         self.requests: list[Stream] = []
         self.refuses = False
         self.away: tuple[int, int] | None = None
-        self.pongs = 0
         reader: BlockReader[Any] = BlockReader(64 * 1024, read_response if client else read_request)
         values = {Setting.INITIAL_WINDOW_SIZE: window, **({Setting.ENABLE_PUSH: 0} if client else {})}
         self.engine = Engine(self, reader, client=client, settings=values, max_streams=100)
@@ -91,11 +90,6 @@ class User:
         for stream in list(self.engine.streams.values()):
             assert isinstance(stream, Stream)
             stream.send()
-
-    def settings_came(self) -> None: ...
-
-    def ponged(self) -> None:
-        self.pongs += 1
 
     def went_away(self, last: int, code: int) -> None:
         self.away = (last, code)

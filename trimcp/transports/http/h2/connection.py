@@ -20,44 +20,32 @@ from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.support.deadlines import Deadline
 from trimcp.transports.http.h1.hosting import Hosting
-from trimcp.transports.http.h1.parser import read_target
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, RequestFields, limited_request, read_request
 from trimcp.transports.http.h2.interface import Http2Stream
-from trimcp.transports.http.h2.replies import ReplyStream
+from trimcp.transports.http.h2.replies import StreamOwner
 from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
-from trimcp.transports.http.interfaces import Head, Tunnel, Upgrade
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _READ_SIZE: Final = 64 * 1024
 _FRAMES: Final = 64  # looked at in one turn
-_FULL: Final = 64 * 1024  # bytes that wait for the socket, from which on streams keep what they have to say
 _UNREAD: Final = 256 * 1024  # bytes that wait for the socket, from which on nothing is read
-_PIECE: Final = 16 * 1024  # bytes of a stream, before others have their turn
-_TURN: Final = 1024 * 1024  # bytes that are written before other tasks have their turn
 
 
-class H2Connection:
+class H2Connection(StreamOwner):
     """Serves one client. `run` is its task; it uses the wire and the writer, and closes neither.
 
-    It has more than 300 lines because all streams share one task, one window and one writer.
-
-    Args:
-        hosting: shared with the other connections.
-        wire, writer: the connection. The writer tells this what it was told to tell its owner.
-        holding: of the connection.
-        peer, loopback, secure: copied into every `Head`.
+    It has more than 300 lines because all streams share one task, one window and one writer. The writer tells it what it
+    was told to tell its owner.
     """
 
     __slots__ = (
-        *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
-        *("_over", "_parked", "_period", "_pinged", "_reader", "_ready", "_wire", "_written", "engine", "holding"),
-        *("hosting", "loopback", "lost", "owner", "peer", "receiving", "secure", "weight", "writer"),
+        *("_alarm", "_behind", "_heard", "_in_head_since", "_limits", "_looked", "_over", "_period", "_pinged", "lost"),
     )
 
     def __init__(
@@ -71,17 +59,13 @@ class H2Connection:
         secure: bool,
     ) -> None:
         limits = hosting.limits
-        self.hosting: Hosting = hosting
-        self.holding: MemoryAccount = holding
-        self.peer: str = peer
-        self.owner: str = owner_of(None, peer)  # of streams, and what they hold, before their callers are known
-        self.loopback: bool = loopback
-        self.secure: bool = secure
+        self.hosting, self.holding = hosting, holding
+        self.peer, self.loopback, self.secure = peer, loopback, secure
+        self.owner = owner_of(None, peer)
         self._limits = limits
-        self._wire = wire
-        self.writer: H1Writer = writer
-        self._reader = BlockReader[RequestFields](limits.max_head, read_request, limited_request)
-        self.engine: Engine = Engine(
+        self.wire, self.writer = wire, writer
+        self._reader = BlockReader(limits.max_head, read_request, limited_request)
+        self.engine = Engine(
             self,
             self._reader,
             client=False,
@@ -92,17 +76,15 @@ class H2Connection:
             },
             max_streams=limits.max_streams,
         )
-        self.receiving: dict[RequestStream, None] = {}  # those whose body is incomplete
-        self.weight: int = 0  # bytes that the streams take beside their bodies
+        self.receiving, self._ready, self._written = {}, {}, {}
+        self.weight = 0
         self.lost: bool = False  # whether the client is gone, or is being dropped
         self._amount = MemoryCharge(holding)
         self._looked = False  # whether what is read next was looked at already
         self._behind = False  # whether more was received than was looked at
-        self._corked = False  # whether what is said is gathered, because more is looked at first
-        self._ready: dict[ReplyStream, None] = {}  # streams that may send, and have something to
-        self._written: dict[ReplyStream, None] = {}  # streams that have written since the socket took everything
+        self._corked = False
         self._over = False  # whether nothing more is read
-        self._parked = trio.lowlevel.ParkingLot()  # the reader, while it waits for no input
+        self._parked = trio.lowlevel.ParkingLot()
         now = trio.current_time()
         self._heard = self._idle_since = now
         self._in_head_since: float | None = None
@@ -191,12 +173,12 @@ class H2Connection:
         elif self.hosting.draining and self._drained():
             return
         elif self.writer.waiting >= _UNREAD:
-            if await self._wire.wait_peer_closed():
+            if await self.wire.wait_peer_closed():
                 self._drop("left")
         else:
             if self._is_receiving_much:
                 await self.holding.budget.reads.wait(1)
-            data = await self._wire.read(_READ_SIZE, self._offer)
+            data = await self.wire.read(_READ_SIZE, self._offer)
             if self._looked:
                 self._looked = False
             elif data:
@@ -255,108 +237,9 @@ class H2Connection:
         if not self._corked:
             self._pump()
 
-    def settings_came(self) -> None: ...
-
-    def ponged(self) -> None: ...
-
     def went_away(self, last: int, code: int) -> None:
         if code != Code.NO_ERROR:
             log.debug("%s ends the connection: %s", self.peer, name_of(code))
-
-    # Called by streams
-
-    def flush(self) -> None:
-        """Write what the engine has to say, unless more is gathered first."""
-        out = self.engine.out
-        if out and not self._corked:
-            data = bytes(out)
-            out.clear()
-            if len(self.engine.streams) > 1:
-                self.writer.gather(data)  # others may have something to say in this turn, too
-            else:
-                self.writer.write(data)
-
-    def push(self, stream: ReplyStream) -> None:
-        """Send what a stream has to say, as far as there is room."""
-        self._written[stream] = None
-        self._ready[stream] = None
-        if not self._corked:
-            self._pump()
-
-    def closed(self, stream: ReplyStream) -> None:
-        """Forget a stream that has ended."""
-        self.hosting.streams.release(stream.owner)
-        self.holding.little -= LITTLE
-        self.weight -= stream.weight
-        self._amount.set(self.weight + self._reader.remembered)
-        self.receives(stream, more=False)
-        self._ready.pop(stream, None)
-        self._written.pop(stream, None)
-        if not self.engine.streams:
-            self._idle_since = trio.current_time()
-            if self.hosting.draining:
-                self.wake()
-
-    def wrote(self, stream: ReplyStream) -> None:
-        """Write what a stream has given to the engine, and tell it when the socket has taken that."""
-        out = self.engine.out
-        if out and not self._corked:
-            data = bytes(out)
-            out.clear()
-            self.writer.gather(data)  # a stream that says one thing soon says the next
-        if self.writer.waiting:
-            self._written[stream] = None
-
-    @property
-    def full(self) -> bool:
-        """Whether the socket has enough to do."""
-        return self.writer.waiting + len(self.engine.out) >= _FULL
-
-    def new_head(self, holding: MemoryAccount, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
-        """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
-        path, query = read_target(method, fields.path, headers)
-        return Head(
-            *(method, path, query, headers, self.peer, self.loopback, self.secure),
-            certificate=self._wire.certificate if self.secure else None,
-            websocket=fields.protocol is not None,
-            http2=True,
-            holding=holding,
-        )
-
-    async def serve(self, stream: Http2Stream, head: Head, found: Tunnel | Upgrade) -> None:
-        """Serve a request that was admitted as a tunnel or a WebSocket."""
-        from trimcp.transports.http.h2.tunnels import TunnelStream, serve_tunnel
-
-        assert isinstance(stream, RequestStream)
-        tunnel = TunnelStream(stream, self)
-        stream.into_tunnel(tunnel)
-        await serve_tunnel(tunnel, self.hosting, head, found)
-
-    def receives(self, stream: Http2Stream, *, more: bool) -> None:
-        """Note whether more of a request's body is waited for."""
-        assert isinstance(stream, RequestStream)
-        if more:
-            self.receiving[stream] = None
-        else:
-            self.receiving.pop(stream, None)
-
-    def _pump(self) -> None:
-        """Let the streams that may send do so in turn, until the socket has enough to do."""
-        ready, left = self._ready, _TURN
-        while ready and left > 0 and not self.writer.broken:
-            if self.full:
-                self.flush()
-                if self.full:
-                    break
-            stream = next(iter(ready))
-            del ready[stream]
-            sent = stream.send_some(_PIECE)
-            left -= sent
-            if sent and stream.has_unsent:
-                ready[stream] = None  # behind the others
-        self.flush()
-        if ready:
-            self.writer.write_later()
 
     # Called by the writer
 
@@ -372,12 +255,7 @@ class H2Connection:
                 stream.writable()
         self._parked.unpark_all()
         if self.writer.waiting < _UNREAD:
-            self._wire.wake()
-
-    def wake(self) -> None:
-        """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the last stream's end."""
-        self._parked.unpark_all()
-        self._wire.wake()
+            self.wire.wake()
 
     # Called by the budget, through the connection that it belongs to
 
@@ -464,10 +342,10 @@ class H2Connection:
                 await self._parked.park()
             if self.writer.broken:
                 return
-            await self._wire.shut_write()
+            await self.wire.shut_write()
             left = self._limits.linger_bytes
             while left > 0:
-                data = await self._wire.read(_READ_SIZE)
+                data = await self.wire.read(_READ_SIZE)
                 if data == b"":
                     return
                 left -= len(data or b"")

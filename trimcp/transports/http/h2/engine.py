@@ -442,9 +442,7 @@ class Engine:
         if len(payload) != 8:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a PING has eight bytes")
         self._allowance.spend("pings")
-        if flags & h2.ACK:
-            self._user.ponged()
-        else:
+        if not flags & h2.ACK:
             self.out += h2.frame(h2.PING, h2.ACK, 0, payload)
 
     def _take_goaway(self, flags: int, id: int, payload: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from trimcp.transports.http.h2.frames import Code, Http2Error
 
@@ -41,15 +41,14 @@ class Http2Stream:
         """Note that more may be sent on it."""
 
 
-class EngineUser(Protocol):
+class EngineUser:
     """The connection that an engine belongs to."""
 
-    def request(self, id: int, head: Any, ended: bool) -> Http2Stream | None:
-        """Return the stream of a new request (servers), with its window set; None refuses it.
+    __slots__ = ()
 
-        `ended`: whether it has no body.
-        """
-        ...
+    def request(self, id: int, head: Any, ended: bool) -> Http2Stream | None:
+        """Return the stream of a new request (servers); None refuses it. `ended`: whether it has no body."""
+        return None
 
     def began(self, stream: Http2Stream, ended: bool) -> None:
         """Go on with a request that was just opened; `ended`: it has no body."""
@@ -59,9 +58,6 @@ class EngineUser(Protocol):
 
     def settings_came(self) -> None:
         """Note that the peer's settings have arrived, or changed."""
-
-    def ponged(self) -> None:
-        """Note that the peer answered a ping."""
 
     def went_away(self, last: int, code: int) -> None:
         """Note that the peer serves no stream after this one."""

@@ -12,61 +12,125 @@ import time
 from collections import deque
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
-from trimcp.budget import LARGE, MemoryAccount, MemoryCharge
+from trimcp.budget import LARGE, LITTLE, MemoryAccount, MemoryCharge
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
+from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code
-from trimcp.transports.http.h2.heads import RequestFields, write_block
-from trimcp.transports.http.h2.interface import Http2Stream
-from trimcp.transports.http.interfaces import BODILESS, Handler, Head, HttpResponse, Tunnel, Upgrade
+from trimcp.transports.http.h2.heads import BlockReader, RequestFields, write_block
+from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
+from trimcp.transports.http.interfaces import BODILESS, Handler, Head, HttpResponse
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _SMALL: Final = 16 * 1024  # bytes that are sent at once if the windows let it
+_FULL: Final = 64 * 1024  # bytes that wait for the socket, from which on streams keep what they have to say
+_PIECE: Final = 16 * 1024  # bytes of a stream, before others have their turn
+_TURN: Final = 1024 * 1024  # bytes that are written before other tasks have their turn
 
 
-class StreamOwner(Protocol):
-    """The connection of a stream."""
+class StreamOwner(EngineUser):
+    """The connection of streams: they write in turn, so that no large answer holds up a small one."""
+
+    __slots__ = (
+        *("_amount", "_corked", "_idle_since", "_parked", "_reader", "_ready", "_written", "engine"),
+        *("holding", "hosting", "loopback", "owner", "peer", "receiving", "secure", "weight", "wire", "writer"),
+    )
 
     hosting: Hosting
     engine: Engine
+    wire: Wire
     writer: H1Writer
     holding: MemoryAccount
     peer: str
     owner: str  # of its streams, and of what they hold, before their callers are known
+    loopback: bool
+    secure: bool
+    receiving: dict[ReplyStream, None]  # those whose body is incomplete
+    weight: int  # bytes that the streams take beside their bodies
+    _reader: BlockReader[RequestFields]
+    _amount: MemoryCharge
+    _corked: bool  # whether what is said is gathered, because more is looked at first
+    _ready: dict[ReplyStream, None]  # streams that may send, and have something to
+    _written: dict[ReplyStream, None]  # streams that have written since the socket took everything
+    _idle_since: float
+    _parked: trio.lowlevel.ParkingLot  # the reader, while it waits for no input
+
+    def flush(self) -> None:
+        """Write what the engine has to say, unless more is gathered first."""
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            if len(self.engine.streams) > 1:
+                self.writer.gather(data)  # others may have something to say in this turn, too
+            else:
+                self.writer.write(data)
+
+    def push(self, stream: ReplyStream) -> None:
+        """Send what a stream has to say, as far as there is room."""
+        self._written[stream] = None
+        self._ready[stream] = None
+        if not self._corked:
+            self._pump()
+
+    def closed(self, stream: ReplyStream) -> None:
+        """Forget a stream that has ended."""
+        self.hosting.streams.release(stream.owner)
+        self.holding.little -= LITTLE
+        self.weight -= stream.weight
+        self._amount.set(self.weight + self._reader.remembered)
+        self.receiving.pop(stream, None)
+        self._ready.pop(stream, None)
+        self._written.pop(stream, None)
+        if not self.engine.streams:
+            self._idle_since = trio.current_time()
+            if self.hosting.draining:
+                self.wake()
+
+    def wrote(self, stream: ReplyStream) -> None:
+        """Write what a stream has given to the engine, and tell it when the socket has taken that."""
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            self.writer.gather(data)  # a stream that says one thing soon says the next
+        if self.writer.waiting:
+            self._written[stream] = None
 
     @property
     def full(self) -> bool:
         """Whether the socket has enough to do."""
-        ...
+        return self.writer.waiting + len(self.engine.out) >= _FULL
 
-    def new_head(self, holding: MemoryAccount, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
-        """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
-        ...
+    def _pump(self) -> None:
+        """Let the streams that may send do so in turn, until the socket has enough to do."""
+        ready, left = self._ready, _TURN
+        while ready and left > 0 and not self.writer.broken:
+            if self.full:
+                self.flush()
+                if self.full:
+                    break
+            stream = next(iter(ready))
+            del ready[stream]
+            sent = stream.send_some(_PIECE)
+            left -= sent
+            if sent and stream.has_unsent:
+                ready[stream] = None  # behind the others
+        self.flush()
+        if ready:
+            self.writer.write_later()
 
-    async def serve(self, stream: Http2Stream, head: Head, found: Tunnel | Upgrade) -> None:
-        """Serve a request that was admitted as a tunnel or a WebSocket."""
-
-    def receives(self, stream: Http2Stream, *, more: bool) -> None:
-        """Note whether more of a request's body is waited for."""
-
-    def flush(self) -> None:
-        """Write what the engine has to say, unless more is gathered first."""
-
-    def push(self, stream: ReplyStream) -> None:
-        """Send what a stream has to say, as far as there is room."""
-
-    def wrote(self, stream: ReplyStream) -> None:
-        """Write what a stream has given to the engine, and tell it when the socket has taken that."""
-
-    def closed(self, stream: ReplyStream) -> None:
-        """Forget a stream that has ended."""
+    def wake(self) -> None:
+        """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the last stream's end."""
+        self._parked.unpark_all()
+        self.wire.wake()
 
 
 class ReplyStream(Http2Stream):
@@ -309,6 +373,11 @@ class ReplyStream(Http2Stream):
         """Note that everything was given to the connection."""
 
     # The budget
+
+    @property
+    def is_large(self) -> bool:
+        """Whether much of a body has arrived, and not its end."""
+        return self._size >= LARGE
 
     def _holding(self) -> MemoryAccount:
         """Return the account that large things are counted in: its own."""

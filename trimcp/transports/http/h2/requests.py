@@ -11,7 +11,7 @@ import trio
 from trimcp.budget import LARGE, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.support.cleaning import log_crash
-from trimcp.transports.http.h1.parser import METHODS, RequestRefused
+from trimcp.transports.http.h1.parser import METHODS, RequestRefused, read_target
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
@@ -89,9 +89,16 @@ class RequestStream(ReplyStream):
             return HttpResponse(414)
         self._own = connection.holding.budget.holding(connection.owner, self)
         try:
-            return connection.new_head(self._own, fields, method, headers)
+            path, query = read_target(method, fields.path, headers)
         except RequestRefused as refusal:
             return HttpResponse(refusal.status)
+        return Head(
+            *(method, path, query, headers, connection.peer, connection.loopback, connection.secure),
+            certificate=connection.wire.certificate if connection.secure else None,
+            websocket=fields.protocol is not None,
+            http2=True,
+            holding=self._own,
+        )
 
     async def _admit(self, connection: StreamOwner, head: Head) -> None:
         admitted: Admitted
@@ -106,7 +113,11 @@ class RequestStream(ReplyStream):
             self._judged = True
             self.send(admitted)
         elif isinstance(admitted, Upgrade | Tunnel):
-            await connection.serve(self, head, admitted)
+            from trimcp.transports.http.h2.tunnels import TunnelStream, serve_tunnel
+
+            tunnel = TunnelStream(self, connection)
+            self.into_tunnel(tunnel)
+            await serve_tunnel(tunnel, connection.hosting, head, admitted)
         else:
             fields = self.fields.shared or self.fields
             if head.again is not None and fields.kept is None:
@@ -132,7 +143,7 @@ class RequestStream(ReplyStream):
         self._judged = True
         self._tunnel = tunnel
         if self._connection is not None:
-            self._connection.receives(self, more=False)
+            self._connection.receiving.pop(self, None)
         data = self._taken()
         if data:
             tunnel.arrived(data)
@@ -195,21 +206,16 @@ class RequestStream(ReplyStream):
             connection.engine.credit(self, size)
             connection.flush()
 
-    @property
-    def is_large(self) -> bool:
-        """Whether much of a body has arrived, and not its end."""
-        return self._size >= LARGE
-
     def _drop_no_more(self, connection: StreamOwner) -> None:
         self._dropping = None
-        connection.receives(self, more=False)
+        connection.receiving.pop(self, None)
         connection.engine.reset(self, Code.NO_ERROR)  # the rest of the request is of no use (RFC 9113 section 8.1)
         connection.flush()
 
     def peer_ended(self) -> None:
         tunnel, connection = self._tunnel, self._connection or self._dropping
         if connection is not None:
-            connection.receives(self, more=False)
+            connection.receiving.pop(self, None)
         if tunnel is not None:
             tunnel.peer_ended()
         elif self.handler is not None and not self.status:
@@ -355,7 +361,7 @@ class RequestStream(ReplyStream):
         if self.receives:
             # A client that is still sending its request might not look at the response before that is done.
             self._dropping, self.due = connection, trio.current_time() + connection.hosting.limits.linger_timeout
-            connection.receives(self, more=True)
+            connection.receiving[self] = None
         if head is not None and head.method:
             connection.hosting.application.done(head, self.status, self.sent)
 
