@@ -53,6 +53,7 @@ class Shares(Generic[T]):
 
     much: int = FAR  # how many times as much as the newcomer an owner must hold to lose a used, idle item
     owner_of: Callable[[T], str] = attrgetter("owner")  # returns the owner of an item
+    total: int = attrs.field(init=False, default=0)  # how many there are
     _shares: dict[str, _Share[T]] = attrs.field(init=False, factory=dict)
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
 
@@ -94,6 +95,7 @@ class Shares(Generic[T]):
         """Store how much an owner holds now."""
         by_count, before = self._by_count, share.count
         share.count = now
+        self.total += now - before
         if before:
             kin = by_count[before]
             del kin[owner]
@@ -125,9 +127,13 @@ class Shares(Generic[T]):
         other = self.giving_way(newcomer)
         if other is not None:
             owner = self.owner_of(other)
-            security_event("gave_way", what=what, owner=owner, held=self.held(owner), idle=other.idle)
+            security_event("gave_way", what=what, owner=owner, held=self.held(owner), **self.logged(other))
             self.remove(other)
         return other
+
+    def logged(self, item: T) -> dict[str, object]:
+        """Return what the security log says of an item that is ended for a newcomer."""
+        return {"idle": item.idle}
 
     def _largest_first(self, own: int) -> Iterator[tuple[int, str]]:
         """Yield the owners that hold more than `own`, with their counts, the largest first."""
@@ -186,7 +192,35 @@ class OwnerCounts:
             del self._counts[owner]
 
 
-class Tabled(Owned, Protocol):
+class Endable(Owned, Protocol):
+    """An item that can be ended for another one."""
+
+    def evict(self, why: str) -> None:
+        """End it. Must not block."""
+
+
+E = TypeVar("E", bound=Endable)
+
+
+@attrs.define(eq=False)
+class BoundedShares(Shares[E]):
+    """At most so many items of one kind."""
+
+    what: str = attrs.field(kw_only=True)  # the name of an item in the security log
+    most: int = attrs.field(kw_only=True)  # the upper bound of items
+
+    def has_room(self, newcomer: str) -> bool:
+        """Return whether one more item of this owner may be added, after ending another one if necessary."""
+        if self.total < self.most:
+            return True
+        other = self.make_room(newcomer, self.what)
+        if other is None:
+            return False
+        other.evict(f"there are too many {self.what}s")
+        return True
+
+
+class Tabled(Endable, Protocol):
     """An item that a client holds open and names by an id."""
 
     owner: str
@@ -194,21 +228,15 @@ class Tabled(Owned, Protocol):
     principal: Principal | None  # its owner's identity
     fresh: bool  # whether it was never used
 
-    def end(self, why: str) -> None:
-        """End it, and remove it from its table."""
-
 
 S = TypeVar("S", bound=Tabled)
 
 
 @attrs.define(eq=False)
-class Table(Generic[S]):
-    """The items that clients hold open, by id: at most `most`. When full, `Shares` selects what is ended."""
+class Table(BoundedShares[S]):
+    """The items that clients hold open, by id."""
 
-    what: str  # the name of an item in the security log
-    most: int  # the upper bound of items
     _found: dict[str, S] = attrs.field(init=False, factory=dict)
-    _shares: Shares[S] = attrs.field(init=False, factory=Shares)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -216,27 +244,18 @@ class Table(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         return iter(list(self._found.values()))
 
-    def has_room(self, owner: str) -> bool:
-        """Return whether one more item of this owner may be added, after ending another one if necessary."""
-        if len(self._found) < self.most:
-            return True
-        other = self._shares.giving_way(owner)
-        if other is None:
-            return False
-        held, id = self._shares.held(other.owner), digest(other.id)
-        security_event("gave_way", what=self.what, owner=other.owner, held=held, session=id, used=not other.fresh)
-        other.end("there are too many sessions")
-        return True
+    def logged(self, item: S) -> dict[str, object]:
+        return {"session": digest(item.id), "used": not item.fresh}
 
-    def add(self, item: S) -> None:
+    def add(self, item: S, *, used: bool = False) -> None:
         """Add an item, to be found by its id."""
         self._found[item.id] = item
-        self._shares.add(item)
+        super().add(item, used=used)
 
     def use(self, item: S) -> None:
         """Note that an item was used: it is then ended later than unused ones."""
         item.fresh = False
-        self._shares.use(item)
+        super().use(item)
 
     def has(self, id: str) -> bool:
         """Return whether there is an item with this id, whoever owns it."""
@@ -251,9 +270,9 @@ class Table(Generic[S]):
         return item
 
     def remove(self, item: S) -> None:
-        """Remove an item."""
+        """Remove an item; no effect if it is not there."""
         self._found.pop(item.id, None)
-        self._shares.remove(item)
+        super().remove(item)
 
 
 W = TypeVar("W", bound=Evictable)

@@ -36,7 +36,7 @@ from trimcp.framing.grpc import (
     whole_message,
 )
 from trimcp.security import security_event
-from trimcp.support.shares import Shares
+from trimcp.support.shares import BoundedShares
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.http.interfaces import (
     Admitted,
@@ -125,8 +125,10 @@ class GrpcRoutes:
     max_calls: int  # how many sessions may be open at once
     services: Mapping[str, GrpcService]  # other services, by the beginning of their paths: "/package.Service/"
     watchers: set[HealthRequest] = attrs.field(init=False, factory=set)
-    _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)
-    _shares: Shares[ExchangeCall] = attrs.field(init=False, factory=Shares)
+    calls: BoundedShares[ExchangeCall] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.calls = BoundedShares(what="session", most=self.max_calls)
 
     def admits_anyone(self, head: Head) -> bool:
         """Return whether a call without credentials is answered: a health probe may be sent by anybody."""
@@ -176,33 +178,12 @@ class GrpcRoutes:
         if isinstance(found, HttpResponse):
             return self.refused(head, found)
         call = ExchangeCall(self, head, found, kind)
-        return Tunnel(call.serve) if self.has_room(call) else self.refused(head, self.too_many(head))
-
-    def has_room(self, call: ExchangeCall) -> bool:
-        """Return whether one more session may begin, after ending another one if necessary."""
-        if len(self._calls) < self.max_calls:
-            return True
-        other = self._shares.make_room(call.owner, "session")
-        if other is None:
-            return False
-        self.forget(other)
-        other.evict("there are too many sessions")
-        return True
+        return Tunnel(call.serve) if self.calls.has_room(call.owner) else self.refused(head, self.too_many(head))
 
     def too_many(self, head: Head) -> HttpResponse:
         """Note that a session was refused, and return the refusal."""
         security_event("flood_refused", what="sessions", peer=head.peer, most=self.max_calls)
         return refusal(503, "there are too many sessions; try again later")
-
-    def remember(self, call: ExchangeCall) -> None:
-        """Count a session that begins."""
-        self._calls.add(call)
-        self._shares.add(call, used=True)
-
-    def forget(self, call: ExchangeCall) -> None:
-        """Count a session no more. May be called twice."""
-        self._calls.discard(call)
-        self._shares.remove(call)
 
 
 @attrs.define(eq=False)
@@ -226,11 +207,11 @@ class ExchangeCall:
         """Serve the session until either side ends the call; see `Tunnel.serve`."""
         routes, upgrade = self._routes, self._upgrade
         stream.start(GRPC_HEADERS)
-        if not routes.has_room(self):  # others have begun since its head was judged
+        if not routes.calls.has_room(self.owner):  # others have begun since its head was judged
             refused = routes.refused(self._head, routes.too_many(self._head))
             stream.finish(tuple(pair for pair in refused.headers if pair[0].startswith("grpc-")))
             return
-        routes.remember(self)
+        routes.calls.add(self, used=True)
         self._stream = stream
         if (holding := self._head.holding) is not None:
             holding.holder = self
@@ -252,7 +233,7 @@ class ExchangeCall:
                 await upgrade.serve(channel)
             stream.finish(self._ending())
         finally:
-            routes.forget(self)
+            routes.calls.remove(self)
             self._stream = self._channel = None
 
     def _ending(self) -> tuple[tuple[str, str], ...]:

@@ -43,7 +43,7 @@ from trimcp.budget import NOWHERE_KNOWN, MemoryAccount, TurnBound, owner_of, rea
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
-from trimcp.support.shares import Shares
+from trimcp.support.shares import BoundedShares
 from trimcp.transports.descriptors import over_or_peer_closed, wait_peer_closed
 from trimcp.transports.http.asgi.request import CUT, MESSAGES, PEER_CLOSED
 from trimcp.transports.http.h1.sockets import peer_name
@@ -74,9 +74,9 @@ class GuardedConfig(Config):
     def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
         self.limits = limits  # of connections
         self.ssl_context = ssl_context  # for TLS, instead of one made from files
-        # `connections`, `shares`: the open connections, and their number by owner
-        self.connections: set[_GuardedStream] = set()
-        self.shares: Shares[_GuardedStream] = Shares(2)
+        self.connections: set[_GuardedStream] = set()  # those that are open,
+        # and whose they are
+        self.shares: BoundedShares[_GuardedStream] = BoundedShares(2, what="connection", most=limits.max_connections)
         self.reads: TurnBound = reads_per_turn()  # at which those that send something large wait for their turn
 
     @property
@@ -402,6 +402,9 @@ class _GuardedStream:
         except trio.BusyResourceError as error:
             raise trio.BrokenResourceError("the connection is being closed") from error
 
+    def evict(self, why: str) -> None:
+        self.cut()
+
     def cut(self) -> None:
         sock = _socket_of(self._stream)
         with suppress(OSError):
@@ -415,7 +418,7 @@ async def _serve_connection(
 ) -> None:
     """Serve a connection; none of its failures is raised."""
     owner = _owner_of(stream)
-    if len(config.connections) >= config.limits.max_connections and not _make_room(config, owner):
+    if not config.shares.has_room(owner):
         _log.debug("refused a connection: there are %d", len(config.connections))
         await trio.aclose_forcefully(stream)
         return
@@ -433,16 +436,6 @@ async def _serve_connection(
         guarded.server = None
         config.connections.discard(guarded)
         config.shares.remove(guarded)
-
-
-def _make_room(config: GuardedConfig, owner: str) -> bool:
-    """Return whether one more connection of this owner is accepted, after closing another one if necessary."""
-    other = config.shares.make_room(owner, "connection")
-    if other is None:
-        return False
-    config.connections.discard(other)
-    other.cut()
-    return True
 
 
 def _owner_of(stream: Any) -> str:

@@ -41,7 +41,7 @@ class Sse2024:
     streams: Table[LegacyStream] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.streams = Table("event stream", self.shared.settings.max_sessions)
+        self.streams = Table(what="event stream", most=self.shared.settings.max_sessions)
 
     def admit(self, head: Head) -> Admitted:
         """Return the handler of a request to one of the paths, or its refusal."""
@@ -129,6 +129,9 @@ class LegacyStream(Handler, StreamSink):
 
     def end(self, why: str, *, ending: bool = False) -> None:
         self.session.disconnect(why, ending=ending)
+
+    def evict(self, why: str) -> None:
+        self.end("there are too many sessions")
 
     # Called by the session
 

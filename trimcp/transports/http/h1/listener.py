@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.support.shares import Shares
+from trimcp.support.shares import BoundedShares, Shares
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
@@ -138,6 +138,10 @@ class _Accepted:
     def idle(self) -> bool:
         return self.connection is not None and self.connection.idle
 
+    def evict(self, why: str) -> None:
+        if self.connection is not None:
+            self.connection.evict(why)
+
 
 @attrs.define(eq=False)
 class _Listener:
@@ -152,10 +156,13 @@ class _Listener:
     _others: ConnectionShares | None
     _connections: set[H1Connection] = attrs.field(init=False, factory=set)
     _waiting: dict[_Accepted, None] = attrs.field(init=False, factory=dict)
-    _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(2))
+    _shares: BoundedShares[_Accepted] = attrs.field(init=False)
     _shares_of_waiting: Shares[_Accepted] = attrs.field(init=False, factory=Shares)
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _warned: float = attrs.field(init=False, default=-math.inf)
+
+    def __attrs_post_init__(self) -> None:
+        self._shares = BoundedShares(2, what="connection", most=self._hosting.limits.max_connections)
 
     async def accept(self, sock: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -245,18 +252,11 @@ class _Listener:
     def _place(self, sock: socket.socket, address: object) -> None:
         peer, loopback = peer_name(address)
         accepted = _Accepted(sock, peer, loopback, owner_of(None, peer))
-        most = self._hosting.limits.max_connections
-        if len(self._connections) < most and not self._waiting:
+        if self._shares.has_room(accepted.owner):
             self._begin(accepted)
-            return
-        other = self._shares.make_room(accepted.owner, "connection")
-        if other is None:
-            self._warn("%d connections are open; more have to wait", most)
+        else:
+            self._warn("%d connections are open; more have to wait", self._shares.most)
             self._enqueue(accepted)
-            return
-        if other.connection is not None:
-            other.connection.evict("there are too many connections")
-        self._begin(accepted)
 
     def _enqueue(self, accepted: _Accepted) -> None:
         """Queue a connection until another ends; beyond the backlog, close the oldest of the owner that has most."""

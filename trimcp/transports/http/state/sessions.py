@@ -267,7 +267,7 @@ class Shared:
         self._sweep = deadlines.new(self._look)
         self.silent = DeadlineQueue(deadlines, settings.silence)
         self.open_streams = OpenStreams(deadlines, settings.keep_alive, settings.stream_buffer, self.tracer)
-        self.sessions = Table("session", settings.max_sessions)
+        self.sessions = Table(what="session", most=settings.max_sessions)
         self.routing = Routing.of(self.service.revisions, stateless=settings.stateless)
 
     def show(self, direction: str, message: Message | bytes) -> None:
