@@ -116,7 +116,7 @@ async def http_application(server: Served, settings: HttpSettings | None = None)
     async with run_of(server) as running, judging:
         application = HttpApplication(running, settings)
         running.hosts.append(application.statistics)
-        sharing = application.shared.sharing
+        sharing = application.sharing
         async with open_service_nursery() as nursery:
             nursery.start_soon(application.run)
             try:

@@ -176,11 +176,11 @@ class AgentTools:
                 "others are refused; pass authenticate=, or AgentTools(anonymous='loopback') if that is meant"
             )
         run = self.run_of(running)
-        if shared.sharing is not None and self.catalog.shared is None:
+        if shared.letters is not None and self.catalog.shared is None:
             from trimcp.agent_tools.catalog.sharing import SharedTools  # loaded where processes share sessions
 
-            self.catalog.shared = tools = SharedTools(self.catalog, shared.sharing.letters)
-            shared.sharing.parts.append(tools.run)
+            self.catalog.shared = tools = SharedTools(self.catalog, shared.letters)
+            shared.parts.append(tools.run)
         return AgentHttp(run, shared)
 
     def _agent_of(self, principal: Principal | None) -> str:

@@ -194,7 +194,7 @@ async def test_a_session_that_ended_or_was_lost_leaves_nothing(autojump_clock: A
         one.die()
         await trio.sleep(20)
         for replica in (one, two):
-            sharing: Any = replica.face.shared.sharing
+            sharing: Any = replica.face.sharing
             assert not sharing.replies
             assert not sharing._asked
             assert not sharing._holding.events.fences
@@ -207,13 +207,13 @@ async def test_a_session_that_ended_or_was_lost_leaves_nothing(autojump_clock: A
 async def test_an_application_that_has_ended_hears_of_no_change(autojump_clock: Any) -> None:
     hub, server = MemoryHub(), shared_server()
     async with http_application(server, HttpSettings(store=MemoryStore(hub))) as face:
-        ended: Any = face.shared.sharing
+        ended: Any = face.sharing
         server.resource_updated("app://state")
         assert len(ended.queue._waiting) == 1
     async with http_application(server, HttpSettings(store=MemoryStore(hub))) as face:
         server.resource_updated("app://state")
         assert not ended.queue._waiting, "nobody would ever write it"
-        going_on: Any = face.shared.sharing
+        going_on: Any = face.sharing
         assert len(going_on.queue._waiting) == 1
 
 
@@ -460,7 +460,7 @@ async def test_what_a_process_was_not_asked_before_it_was_gone_is_for_the_next_h
         two.store.commit = commit_later  # type: ignore[method-assign]
         call = await far.call("echo", text="not asked")
         one.die()
-        sharing: Any = two.face.shared.sharing
+        sharing: Any = two.face.sharing
         sharing._lost(one.store.name)
         writing.set()
         assert (await call.done()).json["result"]["content"][0]["text"] == "not asked"
@@ -493,7 +493,7 @@ async def test_a_request_that_has_moved_twice_is_asked_once(autojump_clock: Any)
     """As when its letter was refused because the system has ended the holder, and the holder had read it."""
     async with replicas() as ([one, two], visitor):
         await visitor.initialize()
-        sharing: Any = two.face.shared.sharing
+        sharing: Any = two.face.sharing
         one.store.receive = trio.sleep_forever  # type: ignore[method-assign, assignment]
         far = two.visit(visitor)
         assert (await (await far.call("echo", text="read")).done()).json["result"]

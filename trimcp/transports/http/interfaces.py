@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -36,7 +35,6 @@ from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
     from trimcp.store.keeping import SessionKeeper
-    from trimcp.store.letters import PostBox
 
 _log = logging.getLogger("trimcp.http")
 
@@ -495,55 +493,6 @@ class ConnectedSession(PushedSession, Protocol):
 
     def forget(self) -> None:
         """Drop everything, because its connection has ended."""
-
-
-SharingPart: TypeAlias = Callable[..., Awaitable[None]]
-"""What runs while processes share, begun by `nursery.start` before the first request."""
-
-
-class Sharing(Protocol):
-    """What an application asks where it shares its sessions with other processes.
-
-    Attributes:
-        letters: those between the processes.
-        parts: what runs beside it.
-    """
-
-    letters: PostBox
-    parts: list[SharingPart]
-
-    async def find(self, head: Head, /) -> Admitted | None:
-        """Return what answers a request of a session that another process has; None if that is for this one to say."""
-        ...
-
-    def forward(self, head: Head, holder: str, /) -> Admitted:
-        """Return what hands a request to another process, by its name."""
-        ...
-
-    def exchange(self, head: Head, /) -> Callable[..., Any]:
-        """Return what makes the exchange of a POST."""
-        ...
-
-    def get(self, session: Any, head: Head, /) -> Handler:
-        """Return what answers a GET of a session that is here."""
-        ...
-
-    async def hand_over(self, grace: float) -> None:
-        """Hand over all sessions in which nothing runs, and have `grace` seconds for what others answer."""
-
-    def running(self, end: Callable[[], object], /) -> AbstractAsyncContextManager[None]:
-        """Share while the block runs. `end` ends all sessions, after it. Raises OSError: there is no store."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """How other processes call this one."""
-        ...
-
-    @property
-    def failing(self) -> bool:
-        """Whether the store could not be reached when it was tried last."""
-        ...
 
 
 class Service(Protocol):

@@ -31,6 +31,7 @@ from trimcp.wire.codes import OVERLOADED
 
 if TYPE_CHECKING:
     from trimcp.transports.grpc.server import GrpcRoutes
+    from trimcp.transports.http.endpoint.sharing import SessionSharing
 
 _SUBPROTOCOL: Final = "mcp"
 
@@ -56,6 +57,7 @@ class HttpApplication:
         deadlines: the clock; `run` runs it.
         budget: counts the memory used for all peers.
         draining: set once no new work is taken.
+        sharing: shares its sessions with other processes, or None.
     """
 
     service: Service
@@ -66,6 +68,7 @@ class HttpApplication:
     deadlines: Deadlines = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
+    sharing: SessionSharing | None = attrs.field(init=False, default=None)
     _hook: Authenticate | None = attrs.field(init=False)
     _grpc: GrpcRoutes | None = attrs.field(init=False, default=None)  # once a call has come
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
@@ -78,9 +81,9 @@ class HttpApplication:
         settings = self.settings
         self._hook = settings.authenticate or settings.auth
         if settings.store is not None:
-            from trimcp.transports.http.endpoint.sharing import SessionSharing  # loaded where processes share sessions
+            from trimcp.transports.http.endpoint import sharing  # loaded where processes share sessions
 
-            SessionSharing(self.shared, settings.store, self._admit_shared)
+            self.sharing = sharing.SessionSharing(self.shared, settings.store, self._admit_shared)
         if settings.agent_tools is not None:
             self.shared.second_protocol = settings.agent_tools.over_http(self.service, self.shared)
             self._hook = self._hook or settings.agent_tools.authenticate
@@ -177,7 +180,7 @@ class HttpApplication:
             answer: Admitted = await contained(extra, head)  # a function of the user's
             return answer
         if path == settings.path:
-            sharing = self.shared.sharing
+            sharing = self.sharing
             if sharing is not None and (elsewhere := await sharing.find(head)) is not None:
                 return elsewhere
             return self._streamable(head)
@@ -241,7 +244,7 @@ class HttpApplication:
             return refusal(404, "there is no such session; initialize anew")
         if method == "DELETE":
             return SessionDelete(session, head)
-        return SessionGet(session, head) if self.shared.sharing is None else self.shared.sharing.get(session, head)
+        return SessionGet(session, head) if self.sharing is None else self.sharing.get(session, head)
 
     def _admit_shared(self, head: Head) -> Admitted:
         """Admit a request that came to another process, which has identified the caller."""
@@ -265,7 +268,7 @@ class HttpApplication:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
         if shared.judged_by_head:
-            head.again = partial(self._exchange if shared.sharing is None else self._exchange_here, forms)
+            head.again = partial(self._exchange if self.sharing is None else self._exchange_here, forms)
         return exchange
 
     def _exchange(self, forms: Forms, head: Head) -> Exchange | None:
@@ -273,10 +276,8 @@ class HttpApplication:
         shared = self.shared
         if shared.exchanges >= shared.settings.max_exchanges:
             return None
-        if shared.sharing is not None:
-            made: Exchange = shared.sharing.exchange(head)(shared, head, forms)
-            return made
-        return Exchange(shared, head, forms)
+        made = Exchange if self.sharing is None else self.sharing.exchange(head)
+        return made(shared, head, forms)
 
     def _exchange_here(self, forms: Forms, head: Head) -> Exchange | None:
         """Return what `_exchange` does, or None where the session is not here any more."""
@@ -317,7 +318,7 @@ class HttpApplication:
         text = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
         if head.path == "/readyz" and self.shared.draining:
             return HttpResponse(503, text, b"draining\n")
-        if head.path == "/readyz" and self.shared.sharing is not None and self.shared.sharing.failing:
+        if head.path == "/readyz" and self.sharing is not None and self.sharing.failing:
             return HttpResponse(503, text, b"the shared store cannot be reached\n")
         return HttpResponse(200, text, b"ok\n")
 
@@ -344,13 +345,13 @@ class HttpApplication:
         self._end_admission()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.service.drain, grace, self.shared.sessions)
-            if self.shared.sharing is not None:
-                await self.shared.sharing.hand_over(grace)
+            if self.sharing is not None:
+                await self.sharing.hand_over(grace)
         self.end()
 
     @property
     def _awaits_answers(self) -> bool:
-        if self.shared.sharing is not None and self.shared.sharing.letters.has_come:
+        if self.sharing is not None and self.sharing.letters.has_come:
             return False  # what arrives at another process is handed over
         streams = self.sse2024.streams
         return not (all(each.pushed.at_rest for each in self.shared.sessions) and all(each.at_rest for each in streams))

@@ -44,7 +44,6 @@ from trimcp.transports.http.interfaces import (
     Head,
     HttpReply,
     HttpResponse,
-    SharingPart,
     refusal,
 )
 from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, read_state
@@ -209,7 +208,6 @@ class SessionSharing:
     admit: Callable[[Head], Admitted]
     queue: WriteQueue = attrs.field(init=False)
     letters: PostBox = attrs.field(init=False)
-    parts: list[SharingPart] = attrs.field(init=False, factory=list)
     failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
@@ -247,7 +245,8 @@ class SessionSharing:
             "turn": lambda sender, said, data: counts.come(str(said["id"])),
             "gone": self._take_loss,
         }
-        shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
+        shared.make_session, shared.letters = partial(HeldSession, common=self._holding), letters
+        shared.forward = self.forward
 
     # Its life
 
@@ -299,7 +298,7 @@ class SessionSharing:
                 nursery.start_soon(self.queue.run)
                 nursery.start_soon(self.letters.run)
                 nursery.start_soon(self._counts.run)
-                for part in self.parts:
+                for part in self.shared.parts:
                     await nursery.start(part)
                 if not self._ready:
                     self._ready = True
@@ -409,10 +408,6 @@ class SessionSharing:
     def get(self, session: HttpSession, head: Head) -> SessionGet:
         return SharedGet(session, head)
 
-    @property
-    def name(self) -> str:
-        return self.store.name
-
     async def hand_over(self, grace: float) -> None:
         """Hand over all sessions in which nothing runs, because this process is about to end.
 
@@ -520,7 +515,7 @@ class SessionSharing:
             self._lost(name)
 
     def _take_loss(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        if sender == self.name:
+        if sender == self.store.name:
             self._lost(said["process"])
 
     def _lost(self, name: str) -> None:

@@ -66,9 +66,9 @@ class Sse2024:
             return refusal(415, "the body must not be compressed")
         post = self._find(head)
         if post is None:
-            holder, sharing = _session_id(head.query).rpartition(_OF)[0], self.shared.sharing
-            if sharing is not None and holder and holder != sharing.name:
-                return sharing.forward(head, holder)
+            holder, letters = _session_id(head.query).rpartition(_OF)[0], self.shared.letters
+            if letters is not None and holder and holder != letters.store.name and self.shared.forward is not None:
+                return self.shared.forward(head, holder)
             return refusal(404, "there is no such session")
         if self.shared.judged_by_head:
             head.again = self._find
@@ -112,8 +112,8 @@ class LegacyStream(Handler, StreamSink):
         shared = self.shared
         self.session = session = shared.service.open(self, self.head.holding, shared.sessions)
         self._stream = EventStream(shared.open_streams, event="message", counts=session.counts)
-        if shared.sharing is not None:
-            self.id = f"{shared.sharing.name}{_OF}{self.id}"
+        if shared.letters is not None:
+            self.id = f"{shared.letters.store.name}{_OF}{self.id}"
         self.table.add(self)
         place = (
             f"{quote(self.head.root or shared.settings.root.rstrip('/'))}{shared.settings.messages_path}?{_ID}{self.id}"

@@ -7,8 +7,8 @@ owns no task. (basic/transports, "Session Management", "Listening for Messages f
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -24,13 +24,13 @@ from trimcp.support.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.support.shares import Table
 from trimcp.transports.http.endpoint.routing import Routing
 from trimcp.transports.http.interfaces import (
+    Admitted,
     Head,
     HttpReply,
     HttpResponse,
     PushedSession,
     SecondProtocol,
     Service,
-    Sharing,
     refusal,
 )
 from trimcp.transports.http.settings import HttpSettings
@@ -38,6 +38,9 @@ from trimcp.transports.http.state.streams import EventStream, OpenStreams, Sessi
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id
 from trimcp.wire.revisions import Revision
+
+if TYPE_CHECKING:
+    from trimcp.store.letters import PostBox
 
 _EACH: Final = 6 * 1024  # bytes that an idle session uses
 _FOR_EVENTS: Final = 4  # divisor: events kept for reconnecting clients may use this part of the memory budget
@@ -253,7 +256,11 @@ class Shared:
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
     draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
     make_session: Callable[..., HttpSession] = attrs.field(init=False, default=HttpSession)
-    sharing: Sharing | None = attrs.field(init=False, default=None)  # with other processes, which have sessions, too
+    # where processes share sessions: letters between them, what hands a request to one of them, by its name, and what
+    # runs beside that, begun by `nursery.start` before the first request
+    letters: PostBox | None = attrs.field(init=False, default=None)
+    forward: Callable[[Head, str], Admitted] | None = attrs.field(init=False, default=None)
+    parts: list[Callable[..., Awaitable[None]]] = attrs.field(init=False, factory=list)
     tracer: Tracer | None = attrs.field(init=False)
     _sweep: Deadline = attrs.field(init=False)
 
