@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, Protocol
 
+import attrs
+
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
 
@@ -19,6 +21,17 @@ class ExchangeBroken(Exception):
         super().__init__(why)
         self.why = why
         self.nothing_sent = nothing_sent
+
+
+@attrs.define(eq=False)
+class ClientRequest:
+    """A request to send."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = attrs.field(repr=False)  # by name in lower case
+    content: bytes | None = attrs.field(repr=False)
+    written: Callable[[], object] | None  # called when the last byte of the request was written
 
 
 class RawReply(Protocol):
@@ -56,18 +69,10 @@ class RawReply(Protocol):
 class HttpEngine(Protocol):
     """Sends requests to one server, any number at a time, over connections that it keeps."""
 
-    async def request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        written: Callable[[], object] | None,
-    ) -> RawReply:
+    async def send(self, request: ClientRequest) -> RawReply:
         """Send a request and return its reply once its head has arrived. Cancelling closes the connection.
 
-        Names of headers are in lower case; `written` is called when the last byte of the request was written. Raises
-        ExchangeBroken: no reply was received.
+        Raises ExchangeBroken: no reply was received.
         """
         ...
 

@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -28,7 +27,7 @@ from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.connection import dialing
-from trimcp.transports.http.client.engine import TRUSTING, ExchangeBroken, HttpEngine, RawReply
+from trimcp.transports.http.client.engine import TRUSTING, ClientRequest, ExchangeBroken, HttpEngine, RawReply
 from trimcp.transports.http.client.h1 import H1Engine, request_head
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
@@ -243,8 +242,11 @@ class Http:
             NotAuthorized: the server requires a token that cannot be obtained.
         """
         asked = url or self.url
-        send = partial(self._send, begun) if self.authorizer is None else partial(self._authorized, self.authorizer)
-        raw, place = await send(method, {**self._headers, **headers}, content, asked, written)
+        request = ClientRequest(method, asked, {**self._headers, **headers}, content, written)
+        if self.authorizer is None:
+            raw, place = await self._send(request, begun)
+        else:
+            raw, place = await self._authorized(self.authorizer, request)
         try:
             self.last_code = raw.status
             self._note_version(raw)
@@ -252,21 +254,13 @@ class Http:
         finally:
             await raw.abandon()
 
-    async def _authorized(
-        self,
-        authorizer: Authorizes,
-        method: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        url: str,
-        written: Callable[[], object] | None,
-    ) -> tuple[RawReply, str]:
+    async def _authorized(self, authorizer: Authorizes, request: ClientRequest) -> tuple[RawReply, str]:
         """Send a request with authorization, and again if the server requires a different one."""
         tries = 0
         try:
             while True:
-                sent = await authorizer.headers(method, url)
-                raw, place = await self._send(None, method, {**headers, **sent}, content, url, written)
+                sent = await authorizer.headers(request.method, request.url)
+                raw, place = await self._send(attrs.evolve(request, headers={**request.headers, **sent}))
                 if raw.status < 400:
                     authorizer.accepted(sent)
                     return raw, place
@@ -278,20 +272,12 @@ class Http:
         except AuthorizationError as error:
             raise NotAuthorized(str(error), error.code) from error
 
-    async def _send(
-        self,
-        begun: RawReply | None,
-        method: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        url: str,
-        written: Callable[[], object] | None,
-    ) -> tuple[RawReply, str]:
+    async def _send(self, request: ClientRequest, begun: RawReply | None = None) -> tuple[RawReply, str]:
         """Send a request and return its reply, with the URL that sent it after redirects."""
-        url = self._moved.get(url, url)
+        url = request.url = self._moved.get(request.url, request.url)
         redirects = 0
         while True:
-            raw = begun or await self.engine.request(method, url, headers, content, written)
+            raw = begun or await self.engine.send(request)
             begun = None
             target = redirect_target(raw, url)
             if target is not None and origin(target) != origin(url):
@@ -299,12 +285,12 @@ class Http:
                 return raw, url
             if target is None or redirects == self.max_redirects:
                 return raw, url
-            if method != "GET" and raw.status not in (301, 307, 308):
+            if request.method != "GET" and raw.status not in (301, 307, 308):
                 return raw, url  # these require a GET instead, or many servers use them so
             await raw.abandon()
             if raw.status in (301, 308) and len(self._moved) < 8:
                 self._moved[url] = target
-            url = target
+            url = request.url = target
             redirects += 1
 
     def _note_version(self, raw: RawReply) -> None:

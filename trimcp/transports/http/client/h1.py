@@ -11,7 +11,7 @@ import trio
 
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
-from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.engine import ClientRequest, ExchangeBroken
 from trimcp.transports.http.client.pool import ClientExchange, Pool, PooledConnection
 from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import origin, request_target
@@ -29,16 +29,9 @@ class H1Engine:
     pool: Pool  # the connections
     _jar: BoundedCookieJar | None = attrs.field(init=False, default=None, repr=False)
 
-    async def request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        written: Callable[[], object] | None,
-    ) -> PulledReply:
-        head = request_head(method, url, headers) + self.cookie_line(url)
-        reply = PulledReply(self, url, whole_request(head, content), written)
+    async def send(self, request: ClientRequest) -> PulledReply:
+        head = request_head(request.method, request.url, request.headers) + self.cookie_line(request.url)
+        reply = PulledReply(self, request.url, whole_request(head, request.content), request.written)
         self.pool.begin(reply)
         try:
             await reply.begun()

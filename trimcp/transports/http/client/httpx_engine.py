@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -15,7 +15,7 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.cookies import BoundedCookieJar
-from trimcp.transports.http.client.engine import TRUSTING, ExchangeBroken
+from trimcp.transports.http.client.engine import TRUSTING, ClientRequest, ExchangeBroken
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.targets import origin, unreachable
 
@@ -52,14 +52,9 @@ class HttpxEngine:
         timeout = httpx2.Timeout(connect=timeouts.connect, write=timeouts.write, read=timeouts.silence, pool=None)
         return HttpxEngine(client, timeout, auth)
 
-    async def request(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        content: bytes | None,
-        written: Callable[[], object] | None,
-    ) -> HttpxReply:
+    async def send(self, request: ClientRequest) -> HttpxReply:
+        url, written = request.url, request.written
+
         async def trace(name: str, info: object) -> None:
             if written is not None and name.endswith("send_request_body.complete"):
                 written()
@@ -68,16 +63,16 @@ class HttpxEngine:
         begun = False
         try:
             with quiet_logs(), converted(url):
-                request = self._client.build_request(
-                    method,
+                built = self._client.build_request(
+                    request.method,
                     url,
-                    headers=headers,
-                    content=content,
+                    headers=request.headers,
+                    content=request.content,
                     timeout=self._timeout,
                     extensions={} if written is None else {"trace": trace},
                 )
                 auth = httpx2.USE_CLIENT_DEFAULT if self._auth is None else httpx2.BasicAuth(*self._auth)
-                response = await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
+                response = await self._client.send(built, stream=True, auth=auth, follow_redirects=False)
             begun = True
             return HttpxReply(response, url, self._over)
         finally:
