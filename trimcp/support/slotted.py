@@ -45,11 +45,28 @@ def slotted(cls: type[T] | None = None, /, *, frozen: bool = False, kw_only: boo
     return decorate if cls is None else decorate(cls)
 
 
-class _Incomplete:
+class Incomplete:
+    """A class of which attrs writes the methods at its first use."""
+
+    __slots__ = ("cls",)
+    lock: Final = RLock()  # the first use may be in a handler's thread
+    cls: Any
+
+    def complete(self) -> None:
+        """Have attrs write the methods, unless it has."""
+
+    def first_init(self) -> Callable[..., None]:
+        def __init__(value: Any, *args: Any, **fields: Any) -> None:  # noqa: N807 - until attrs replaces it
+            self.complete()
+            self.cls.__init__(value, *args, **fields)
+
+        return __init__
+
+
+class _Incomplete(Incomplete):
     """A class that has its slots, and will be completed with what attrs writes."""
 
-    __slots__ = ("_options", "_raw", "cls")
-    _lock: Final = RLock()  # the first use may be in a handler's thread
+    __slots__ = ("_options", "_raw")
 
     def __init__(self, raw: Any, options: dict[str, Any]) -> None:
         self._raw: Any = raw
@@ -67,22 +84,15 @@ class _Incomplete:
             body.setdefault("__setstate__", _set_state)
         elif "__eq__" in body:
             body["__hash__"] = None  # a value that changes is no key, as attrs has it
-        body.update({name: _OnAsking(name, self) for name in _ASKED})
+        body.update({name: OnAsking(name, self) for name in _ASKED})
         if "__init__" not in body:
-            body["__init__"] = self._first_init()
-        self.cls: Any = type(raw)(raw.__name__, raw.__bases__, body)
+            body["__init__"] = self.first_init()
+        self.cls = type(raw)(raw.__name__, raw.__bases__, body)
         _rebind(body.values(), raw, self.cls)
-
-    def _first_init(self) -> Callable[..., None]:
-        def __init__(value: Any, *args: Any, **fields: Any) -> None:  # noqa: N807 - until attrs replaces it
-            self.complete()
-            self.cls.__init__(value, *args, **fields)
-
-        return __init__
 
     def complete(self) -> None:
         """Have attrs write its methods for a class of its own, and take them: they fit every class with these slots."""
-        with self._lock:
+        with self.lock:
             if self._raw is None:
                 return
             # attrs would make a class anew to give it slots; its `__init__` needs to know of them in a frozen one only.
@@ -95,12 +105,12 @@ class _Incomplete:
             self._raw = None
 
 
-class _OnAsking:
+class OnAsking:
     """An attribute of a class that is not complete yet: to ask for it completes the class."""
 
     __slots__ = ("_later", "_name")
 
-    def __init__(self, name: str, later: _Incomplete) -> None:
+    def __init__(self, name: str, later: Incomplete) -> None:
         self._name = name
         self._later = later
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from enum import Enum
-from threading import RLock
 from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_transform, get_args, get_origin, overload
 
 import attrs
 
-from trimcp.support.slotted import slotted, valued
+from trimcp.support.slotted import Incomplete, OnAsking, slotted, valued
 from trimcp.wire.revisions import OLDEST, Revision
 
 T = TypeVar("T")
@@ -176,7 +175,7 @@ def wire(
     return decorate if cls is None else decorate(cls)
 
 
-class _Raw:
+class _Raw(Incomplete):
     """A payload class that attrs has not processed yet.
 
     There are more than a hundred, attrs needs half a millisecond for each, and a program uses few of them. So a class
@@ -184,43 +183,19 @@ class _Raw:
     cannot have slots: for those, attrs creates a new class.
     """
 
-    __slots__ = ("_cls",)
-    _lock: Final = RLock()  # the first use may be in a handler's thread
+    __slots__ = ()
 
     def __init__(self, cls: Any) -> None:
-        self._cls: Any = cls
-        raw = self
+        self.cls = cls
+        cls.__init__ = self.first_init()
+        cls.__attrs_attrs__ = OnAsking("__attrs_attrs__", self)
+        cls.__signature__ = OnAsking("__signature__", self)
 
-        def __init__(self: Any, *args: Any, **members: Any) -> None:  # noqa: N807 - until attrs replaces it
-            raw._finish()
-            cls.__init__(self, *args, **members)
-
-        cls.__init__ = __init__
-        cls.__attrs_attrs__ = raw
-        cls.__signature__ = _UnknownSignature(raw)
-
-    def __get__(self, payload: Any, _: type) -> Any:
-        self._finish()
-        return self._cls.__attrs_attrs__
-
-    def _finish(self) -> None:
-        with self._lock:
-            if vars(self._cls)["__attrs_attrs__"] is self:
-                attrs.frozen(self._cls, init=True, slots=False)
-                del self._cls.__signature__  # that of its `__init__` is read instead
-
-
-class _UnknownSignature:
-    """The signature of a payload class that attrs has not processed yet: to ask for it has attrs do so."""
-
-    __slots__ = ("_raw",)
-
-    def __init__(self, raw: _Raw) -> None:
-        self._raw = raw
-
-    def __get__(self, payload: Any, _: type) -> Any:
-        self._raw._finish()
-        raise AttributeError("__signature__")  # `inspect` goes on with `__init__`
+    def complete(self) -> None:
+        with self.lock:
+            if type(vars(self.cls)["__attrs_attrs__"]) is OnAsking:
+                attrs.frozen(self.cls, init=True, slots=False)
+                del self.cls.__signature__  # that of its `__init__` is read instead
 
 
 CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
