@@ -282,17 +282,13 @@ class Places(Generic[W]):
     """Work under way, by owner: at most `most` pieces. When full, an owner with far more than the newcomer loses one.
 
     Entering and leaving costs a fraction of a microsecond, because nothing is sorted before the places are full.
-
-    Args:
-        most: the upper bound.
-        what: the name of a piece in the security log.
     """
 
     __slots__ = ("_owners", "most", "taken", "what")
 
     def __init__(self, most: int, what: str) -> None:
         self.most: int = most
-        self.what: str = what
+        self.what: str = what  # the name of a piece in the security log
         self.taken: int = 0  # how many there are
         self._owners: dict[str, dict[Hashable, W]] = {}  # of each the oldest first
 

@@ -41,13 +41,7 @@ def traced(channel: MessageChannel, write: Write, *, clock: Callable[[], float] 
 
 
 def format_message(direction: str, message: Message | bytes, at: float) -> str:
-    """Return the line of the trace for one message.
-
-    Args:
-        direction: "-->" for a sent message, "<--" for a received one.
-        message: the parsed message, or its bytes.
-        at: seconds since the epoch, shown as local time.
-    """
+    """Return the line of the trace for one message: "-->" if it was sent, "<--" if received; `at` since the epoch."""
     clock = datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-3]
     value: Any
     if isinstance(message, bytes):

@@ -63,9 +63,6 @@ class Http2Call(Http2Stream):
     """One call: a `ByteStream` to a channel. Made by `Http2Client`.
 
     It has more than 300 lines because what is sent, what arrives and who waits for it decide about the same end.
-
-    Attributes:
-        gone: set when nothing sent reaches the server any more.
     """
 
     __slots__ = (
@@ -150,12 +147,7 @@ class Http2Call(Http2Stream):
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
-        """Send bytes; with `end`, nothing more follows. If cancelled, a part of them may have been sent.
-
-        Raises:
-            CallFailed: the call has ended.
-            trio.ClosedResourceError: it was closed here.
-        """
+        """Send bytes; with `end`, nothing more follows. If cancelled, a part of them may have been sent."""
         await trio.lowlevel.checkpoint_if_cancelled()
         await self.send_rest(data, end=end)
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -182,12 +174,6 @@ class Http2Call(Http2Stream):
             raise self.failure
 
     async def receive(self) -> bytes:
-        """Return the bytes that have arrived, at least one; b"" at the end. Call `credit` once they are used.
-
-        Raises:
-            CallFailed: the call has failed.
-            trio.ClosedResourceError: it was closed here.
-        """
         waited = False
         while not self._arrived:
             if self._closed:
@@ -208,7 +194,6 @@ class Http2Call(Http2Stream):
         return arrived
 
     def credit(self, size: int) -> None:
-        """Note that received bytes have been used, so that the server may send as many again."""
         if not self._over:
             self._connection.engine.credit(self, size)
             self._connection.flush()
@@ -247,7 +232,6 @@ class Http2Call(Http2Stream):
         self.cancel()
 
     def reset(self, why: str) -> None:
-        """End the call now; see `ByteStream.reset`."""
         self.cancel()
 
     def cancel(self) -> None:
@@ -262,7 +246,6 @@ class Http2Call(Http2Stream):
         self._wake()
 
     def progress(self) -> Hashable:
-        """Return a value that changes when the server takes more of what is being sent."""
         return self._pieces, self._connection.writer.waiting
 
     @property

@@ -35,9 +35,6 @@ class GrpcChannel(MessageChannel):
     one of sixteen times the limit, ends the call, as does one that is not whole in time.
 
     It has more than 20 fields because both directions of one call keep what they have begun.
-
-    Args:
-        principal, headers: set on every received message.
     """
 
     _stream: ByteStream  # the call; finished with the channel
@@ -53,6 +50,7 @@ class GrpcChannel(MessageChannel):
     _ending: Callable[[], tuple[tuple[str, str], ...]] = attrs.field(
         default=lambda: OK_TRAILERS, kw_only=True, alias="ending"
     )
+    # set on every received message
     _principal: Principal | None = attrs.field(default=None, kw_only=True, alias="principal")
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
     # returns the messages that payloads of another kind than `JsonRpc` are, and the frame of a message's JSON text in

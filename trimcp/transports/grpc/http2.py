@@ -85,14 +85,10 @@ class Http2Client(EngineUser):
     async def call(
         self, path: str, metadata: Iterable[tuple[str, str]] = (), *, timeout: float | None = None
     ) -> AsyncIterator[Http2Call]:
-        """Begin a call, and cancel it when the block is left before its end.
+        """Begin a call of "/package.Service/Method", and cancel it when the block is left before its end.
 
-        Raises CallFailed: there is no connection.
-
-        Args:
-            path: "/package.Service/Method".
-            metadata: headers to send.
-            timeout: seconds after which the server should give up, sent to it; nothing here ends the call then.
+        `timeout`: seconds after which the server should give up, sent to it; nothing here ends the call then. Raises
+        CallFailed: there is no connection.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for_room()

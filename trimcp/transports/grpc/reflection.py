@@ -24,13 +24,10 @@ _ORIGINAL, _FOUND, _LISTED, _FAILED = 2, 4, 6, 7
 
 
 class Reflection:
-    """A `GrpcService`.
-
-    Args:
-        files: descriptors of the files with the services that there are beside health checks, and of what they import.
-    """
+    """A `GrpcService`."""
 
     def __init__(self, *files: bytes) -> None:
+        """`files` (descriptors) have the services that there are beside health checks, and what they import."""
         found = (descriptor_pb2.FileDescriptorProto.FromString(text) for text in files)
         self._files: dict[str, Any] = {file.name: file for file in (*found, _health())}
 

@@ -171,9 +171,7 @@ class GrpcRoutes:
     def tunnel(self, head: Head, found: Upgrade | HttpResponse, **kind: Any) -> Tunnel | HttpResponse:
         """Return how to serve a call as a channel of messages, or its refusal.
 
-        Args:
-            found: how to serve the session, or the refusal.
-            kind: `read` and `write` of the `GrpcChannel`; without them messages are those of MCP's tunnel.
+        `kind`: `read` and `write` of the `GrpcChannel`; without them messages are those of MCP's tunnel.
         """
         if isinstance(found, HttpResponse):
             return self.refused(head, found)
@@ -336,9 +334,7 @@ class MissingService:
 def answer_each(answer: Callable[[bytes], bytes], most: int, head: Head) -> Tunnel:
     """Return how to answer each message of a call with one, in turn, until the caller ends it or is silent for long.
 
-    Args:
-        answer: returns the answer to a message.
-        most: bytes of the largest message.
+    `most`: bytes of the largest message.
     """
     return Tunnel(partial(_answer_each, answer, GrpcDecoder(most, encoding=head.headers.get("grpc-encoding"))))
 

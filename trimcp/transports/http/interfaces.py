@@ -281,16 +281,12 @@ class Upgrade:
 
 
 class ByteStream(Protocol):
-    """A request of HTTP/2 whose two directions go their own ways: for a server's `Tunnel`, or a client's call.
+    """A request of HTTP/2 whose two directions go their own ways: for a server's `Tunnel`, or a client's call."""
 
-    Attributes:
-        window: bytes that the peer may send before any of them is used.
-        message_timeout: seconds that one message of the peer's may take; for each `message_rate` bytes one more.
-    """
-
-    window: int
-    message_timeout: float
+    window: int  # bytes that the peer may send before any of them is used
+    message_timeout: float  # seconds that one message of the peer's may take; for each `message_rate` bytes one more
     message_rate: float
+    too_slow: bool  # whether this side ended the stream because the peer read nothing for too long
 
     @property
     def gone(self) -> trio.Event:
@@ -300,11 +296,6 @@ class ByteStream(Protocol):
     @property
     def half_closed(self) -> bool:
         """Whether the peer has said everything, and still listens."""
-        ...
-
-    @property
-    def too_slow(self) -> bool:
-        """Whether this side ended the stream because the peer read nothing for too long."""
         ...
 
     def start(self, headers: tuple[tuple[str, str], ...]) -> None:
@@ -340,9 +331,8 @@ class ByteStream(Protocol):
 class Tunnel:
     """How to serve a request of HTTP/2 whose two directions go their own ways.
 
-    Attributes:
-        serve: runs until the request is answered. The stream is reset when it returns without having finished it.
-            It is cancelled when the server stops, not when the peer leaves.
+    `serve` runs until the request is answered. The stream is reset when it returns without having finished it. It is
+    cancelled when the server stops, not when the peer leaves.
     """
 
     serve: Callable[[ByteStream], Awaitable[None]]

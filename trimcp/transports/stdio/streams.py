@@ -67,22 +67,15 @@ class _FdStream(_Stream):
 class FdReceiver(_FdStream, trio.abc.ReceiveStream):
     """Bytes from a descriptor, read without blocking. Cancelling `receive_some` loses nothing.
 
-    Args:
-        fd: the descriptor of a socket, or of a pipe or terminal that may be made non-blocking. This stream owns it.
-        dontwait: for a socket whose flags others share: use MSG_DONTWAIT for each call, and do not change the flags.
-        restore: make the descriptor blocking again when it is closed.
+    `fd` is a socket, or a pipe or terminal that may be made non-blocking, and is owned by this. `dontwait`, for a
+    socket whose flags others share: use MSG_DONTWAIT, and do not change the flags. `restore`: make it blocking again
+    when it is closed.
     """
 
     _emptied = False  # whether the last read left nothing: then a read before the next wait would most likely fail
     _left: int | None = None  # bytes until the end of input, after `end_after_buffered`
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for input and return it: at least one byte, or b"" at the end of input.
-
-        Raises:
-            trio.ClosedResourceError: this stream was closed, before or during the call.
-            trio.BrokenResourceError: the system reported an error.
-        """
         if self._emptied:
             return await self.receive_later(max_bytes)
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -152,12 +145,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
     _taken = 0  # bytes accepted in writes that had to wait
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`, without waiting if the system accepts it. Cancelling may leave a part of it written.
-
-        Raises:
-            trio.BrokenResourceError: the reader is gone.
-            trio.ClosedResourceError: this stream was closed, before or during the call.
-        """
+        """Write all of `data`, without waiting if the system accepts it. Cancelling may leave a part of it written."""
         await trio.lowlevel.checkpoint_if_cancelled()
         total = len(data)
         sent = self.send_nowait(data)
@@ -262,7 +250,6 @@ class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
     _ended = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Wait for input and return it: at least one byte, or b"" at the end of input."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._data or self._ended:
             await trio.lowlevel.cancel_shielded_checkpoint()

@@ -61,13 +61,8 @@ class WebSocketChannel(MessageChannel):
     received as `Malformed` and is not kept in memory. Some input closes the connection with the matching close code:
     binary messages, text that is not UTF-8, frames that break the protocol, and messages of sixteen times the limit.
 
-    Args:
-        stream: the stream to the peer; closed when the connection has ended.
-        max_message: bytes of the largest message that is accepted.
-        client: False for a server's side, with which the tests compare our own.
-        keep_alive: pings and time limits for a silent peer.
-        early: bytes that arrived with the handshake.
-        read: returns a message from its text; by default one of JSON-RPC. It must not raise.
+    `client` is False for a server's side, with which the tests compare our own. `early` arrived with the handshake.
+    `read` returns a message from its text, and must not raise. The stream is closed when the connection has ended.
     """
 
     half_open = False

@@ -222,9 +222,7 @@ class PeerSigns:
 class GatedStream(trio.abc.Stream):
     """The stream that one trio-websocket connection reads from and writes to.
 
-    Args:
-        stream: the stream to the peer. Never closed here: a Close frame may still have to be sent.
-        early: bytes that arrived with the handshake.
+    That to the peer is never closed here: a Close frame may still have to be sent. `early` arrived with the handshake.
     """
 
     def __init__(

@@ -64,10 +64,8 @@ async def serve_websocket(
 ) -> bool:
     """Answer a request for a WebSocket, and serve it until either side closes it. The caller closes the wire.
 
-    `early`: bytes that arrived after the head. Over HTTP/2 the request was answered before.
-
-    Returns:
-        Whether there was a WebSocket. Else the refusal was written.
+    `early`: bytes that arrived after the head. Over HTTP/2 the request was answered before. Returns whether there was a
+    WebSocket; else the refusal was written.
     """
     if not head.http2:
         try:

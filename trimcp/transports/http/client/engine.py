@@ -37,20 +37,9 @@ class ClientRequest:
 class RawReply(Protocol):
     """A reply whose head has arrived, with its body as it was sent."""
 
-    @property
-    def status(self) -> int:
-        """The status code."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """All headers, by name in lower case; the values of a repeated header are joined with ", "."""
-        ...
-
-    @property
-    def http2(self) -> bool:
-        """Whether it came over HTTP/2."""
-        ...
+    status: int
+    headers: Mapping[str, str]  # by name in lower case; the values of a repeated header are joined with ", "
+    http2: bool  # whether it came over HTTP/2
 
     @property
     def socket(self) -> AnySocket | None:

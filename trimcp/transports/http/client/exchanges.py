@@ -165,12 +165,7 @@ class OpenReply:
             await self._raw.abandon()
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            TooLarge: it has more than `limit` bytes; at most one piece beyond the limit was kept.
-            ExchangeBroken: as for `chunks`.
-        """
+        """Return the whole body. Raises TooLarge, at most one piece beyond the limit, and what `chunks` raises."""
         length = self.header("content-length")
         if length.isascii() and length.isdigit() and int(length[:18]) > limit:
             raise TooLarge
@@ -235,11 +230,8 @@ class Http:
         Redirects within the origin are followed if they keep the method. Cancelling closes the connection. `headers`
         are added to the common ones; `written` is called when the last byte of the request was written.
 
-        `begun`: the reply to the request, if that was sent to `place` already.
-
-        Raises:
-            ExchangeBroken: no reply was received.
-            NotAuthorized: the server requires a token that cannot be obtained.
+        `begun`: the reply to the request, if that was sent to `place` already. Raises ExchangeBroken: no reply was
+        received; as `NotAuthorized`, the server requires a token that cannot be obtained.
         """
         asked = url or self.url
         request = ClientRequest(method, asked, {**self._headers, **headers}, content, written)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -94,20 +94,16 @@ class HttpxReply:
     _response: httpx2.Response
     _url: str
     _over: Callable[[], None]
+    status: int = attrs.field(init=False)
+    headers: Mapping[str, str] = attrs.field(init=False)
+    http2: bool = attrs.field(init=False)
     _pieces: _Pieces | None = attrs.field(init=False, default=None)
     _abandoned: bool = attrs.field(init=False, default=False)
 
-    @property
-    def status(self) -> int:
-        return self._response.status_code
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {name.lower(): value for name, value in self._response.headers.items()}
-
-    @property
-    def http2(self) -> bool:
-        return self._response.http_version == "HTTP/2"
+    def __attrs_post_init__(self) -> None:
+        response = self._response
+        self.status, self.http2 = response.status_code, response.http_version == "HTTP/2"
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
 
     @property
     def socket(self) -> AnySocket | None:

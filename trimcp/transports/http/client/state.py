@@ -264,11 +264,9 @@ class ClientState:
     ) -> AttemptFailure | None:
         """Make attempts until one succeeds; return the outcome of the last one if no other follows.
 
-        Args:
-            attempt: sends something once, and returns why it failed or None, or raises `ExchangeBroken`.
-            next_pause: takes the number of attempts and the outcome of the last one; returns the seconds before the
-                next attempt, None for no other.
-            renewable: whether to begin a new session, once, if the server has forgotten this one.
+        `attempt` returns why it failed or None, or raises `ExchangeBroken`. `next_pause` takes the number of attempts
+        and the last outcome, and returns the seconds before the next attempt, None for no other. `renewable`: begin a
+        new session, once, if the server has forgotten this one.
         """
         attempts = 0
         while True:
@@ -326,14 +324,10 @@ class ClientState:
         least: float = 0.0,
         most: float = math.inf,
     ) -> None:
-        """Open a stream again and again, with pauses in between, until `read` returns False.
+        """Open a stream and read it to its end, again and again with pauses in between, until `read` returns False.
 
-        Args:
-            cursor: notes whether the stream brought an event, and the pause that the server requests.
-            read: opens the stream and reads it to its end; returns whether to open it again.
-            ended: the stream was open before, so a pause comes first.
-            least: seconds of the shortest pause.
-            most: streams in a row without an event, after which this ends.
+        `ended`: it was open before, so a pause comes first. `least`: seconds of the shortest pause. `most`: streams in
+        a row without an event, after which this ends.
         """
         failures = brief = 0
         while True:

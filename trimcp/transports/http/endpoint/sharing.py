@@ -196,16 +196,11 @@ class SessionSharing:
     """One application's part in what several processes share.
 
     It has more than 300 lines because each letter may concern any part of what it keeps.
-
-    Args:
-        shared: what its requests share.
-        store: what all processes share.
-        admit: returns what answers a request of a session that is here.
     """
 
     shared: Shared
     store: SharedStore
-    admit: Callable[[Head], Admitted]
+    admit: Callable[[Head], Admitted]  # returns what answers a request of a session that is here
     queue: WriteQueue = attrs.field(init=False)
     letters: PostBox = attrs.field(init=False)
     failing: bool = attrs.field(init=False, default=False)

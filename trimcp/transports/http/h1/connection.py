@@ -392,13 +392,9 @@ class H1Connection:
     # Reading
 
     async def _more(self, *, idle: bool = False, answered: bool = False) -> bool:
-        """Wait for more input; return False if the connection ends.
+        """Wait for more input; return False if the connection ends. Raises RequestRefused: it took too long.
 
-        Raises RequestRefused: it took too long.
-
-        Args:
-            idle: no request has begun, so the connection can end without a response.
-            answered: the response was sent already, so a timeout needs none.
+        `idle`: no request has begun, so the connection can end without a response. `answered`: it was sent already.
         """
         while True:
             if idle and self._reply is not None:

@@ -41,14 +41,10 @@ def leave(fd: int, place: int) -> None:
 
 
 class ConnectionShares:
-    """How many connections each of several processes has.
-
-    Args:
-        fd: what `open_shares` returned, in this process.
-        place: of this process.
-    """
+    """How many connections each of several processes has."""
 
     def __init__(self, fd: int, place: int) -> None:
+        """`fd` is what `open_shares` returned, in this process, and `place` that of this process."""
         self._memory = mmap.mmap(fd, 0)
         self._place = place
         self._signs = 0

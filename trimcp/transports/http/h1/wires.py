@@ -386,9 +386,7 @@ class PolledWire(SocketWire):
 class StreamWire(Wire):
     """A Trio stream, which this owns, for TLS and tests. Each response costs a task: `try_write` accepts nothing.
 
-    Args:
-        stream: any stream of bytes.
-        wakes: whether `wake` ends a `read`, which costs each read a cancel scope.
+    `wakes`: whether `wake` ends a `read`, which costs each read a cancel scope.
     """
 
     __slots__ = ("_certificate", "_heard", "_stream", "_wakes")

@@ -32,14 +32,8 @@ _STREAM_BITS: Final = 0x7FFF_FFFF
 class Engine:
     """One side of one connection.
 
-    It has more than 300 lines because there is one method for each kind of frame (RFC 9113, section 6).
-
-    Args:
-        user: told what happens to the connection.
-        reader: reads heads.
-        client: which side this is.
-        settings: of this side, sent at the beginning.
-        max_streams: requests that the peer may have under way (servers).
+    It has more than 300 lines because there is one method for each kind of frame (RFC 9113, section 6). `settings` are
+    this side's, `max_streams` the requests that the peer may have under way (servers).
     """
 
     __slots__ = (

@@ -112,12 +112,7 @@ def settings_in(payload: bytes) -> list[tuple[int, int]]:
 
 
 def header_frames(stream: int, block: bytes, *, end: bool) -> bytes:
-    """Return the frames of a block of headers: HEADERS, and CONTINUATION if it is too large for one frame.
-
-    Args:
-        block: compressed, see `heads`.
-        end: whether nothing follows on the stream.
-    """
+    """Return the frames of a compressed block of headers: HEADERS, and CONTINUATION if it is too large for one."""
     flags = END_STREAM if end else 0
     if len(block) <= MAX_FRAME:
         return frame(HEADERS, flags | END_HEADERS, stream, block)
