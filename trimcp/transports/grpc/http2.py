@@ -18,6 +18,7 @@ import trio
 from trimcp.framing.grpc import GrpcStatus, encode_timeout, message_frame
 from trimcp.support.deadlines import Deadlines
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.http.h1.writer import H1Writer
@@ -28,7 +29,6 @@ from trimcp.transports.http.h2.interface import EngineUser
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
-_READ_SIZE: Final = 64 * 1024
 _MAX_HEAD: Final = 64 * 1024
 _FRAMES: Final = 64  # looked at in one turn
 _UNREAD: Final = 1024 * 1024  # bytes of answers to frames, such as pings, that a server may leave unread
@@ -221,7 +221,7 @@ class Http2Client(EngineUser):
         engine = self.engine
         try:
             while self.lost is None:
-                data = await self._wire.read(_READ_SIZE)
+                data = await self._wire.read(READ_SIZE)
                 if not data:
                     why = "the connection broke" if self._wire.error else "the server has closed the connection"
                     return self._lose(why)

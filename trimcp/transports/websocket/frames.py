@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 WINDOW: Final = 256 * 1024
 """Bytes of waiting messages, with an overhead for each, above which nothing more is read."""
 
-_PIECE: Final = 64 * 1024
 _CLOSE: Final = 0x88
 
 
@@ -249,7 +248,7 @@ class GatedStream(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return bytes of checked frames, b"" after the last one. Waits while too many messages wait to be received."""
         gate = self._gate
-        data = gate.take(_PIECE)
+        data = gate.take(PIECE)
         while not data:
             if gate.fault is not None or gate.closing or self._given_up:
                 self.over.set()
@@ -264,7 +263,7 @@ class GatedStream(trio.abc.Stream):
                 self.signs.feed(chunk)
             else:
                 return b""
-            data = gate.take(_PIECE)
+            data = gate.take(PIECE)
         if gate.closing and gate.empty:
             self.over.set()  # only the closing handshake is left, which the peer may never read
         return data
@@ -352,7 +351,7 @@ def _gathered(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
     """Join small pieces into one write. A large piece is not copied but written in parts, so that progress is seen."""
     small: list[bytes] = []
     for piece in pieces:
-        if len(piece) < _PIECE:
+        if len(piece) < PIECE:
             small.append(piece)
             continue
         if small:

@@ -18,7 +18,7 @@ from trimcp.budget import Evictable, MemoryCharge
 from trimcp.channel import Incoming, Link, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.support.deadlines import Deadline, Deadlines
-from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.descriptors import PIECE, READ_SIZE
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import ConnectedSession, Head, Upgrade, token_expired
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _CLOSING: Final = 1.0  # seconds for the closing handshake
 _DRAINED: Final = 16  # reads after a Close frame that names a fault
-_PIECE: Final = 64 * 1024
 _AHEAD: Final = (TURN, 2 * READ_SIZE)  # what one turn of a read brings, and the beginning of a message before it
 _LARGE: Final = 32 * 1024  # bytes; a message of more is not copied to join its header
 
@@ -297,7 +296,7 @@ class ServedWebSocket:
         from wsproto.frame_protocol import Opcode, ParseFailed
 
         gate, writer, frames = self._gate, self._writer, self._frames()
-        while piece := gate.take(_PIECE):
+        while piece := gate.take(PIECE):
             frames.receive_bytes(piece)
         answered = False
         try:

@@ -16,7 +16,8 @@ from hypercorn.protocol import events
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
 
 from trimcp.budget import MemoryCharge
-from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
+from trimcp.transports.descriptors import PIECE
+from trimcp.transports.http.asgi.guards import GUARDS, Method, replaces
 from trimcp.transports.http.settings import HttpLimits
 
 _log = logging.getLogger("trimcp.http")

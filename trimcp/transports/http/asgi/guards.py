@@ -44,16 +44,13 @@ from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
 from trimcp.support.shares import BoundedShares
-from trimcp.transports.descriptors import over_or_peer_closed, wait_peer_closed
+from trimcp.transports.descriptors import PIECE, over_or_peer_closed, wait_peer_closed
 from trimcp.transports.http.asgi.request import CUT, MESSAGES, PEER_CLOSED
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
 
 _log = logging.getLogger("trimcp.http")
-
-PIECE: Final = 64 * 1024
-"""Bytes per write: small enough to observe whether a client reads."""
 
 _MUCH: Final = 16 * 1024  # bytes of one read that is looked at in turn: a whole record of TLS
 

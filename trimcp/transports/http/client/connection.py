@@ -17,12 +17,10 @@ import attrs
 import trio
 
 from trimcp.support.addresses import PORTS
-from trimcp.transports.descriptors import AnySocket, socket_under
+from trimcp.transports.descriptors import READ_SIZE, AnySocket, socket_under
 from trimcp.transports.http.h1.replies import ReplyParser, portions
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.targets import dial
-
-_PIECE: Final = 64 * 1024
 
 # The system detects within two minutes that the peer of a silent connection is gone.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -65,7 +63,7 @@ class ClientConnection:
             await trio.lowlevel.checkpoint()
             return self._feed_next(self._parts)
         assert self._wire is not None
-        while (data := await self._wire.read(_PIECE)) is None:
+        while (data := await self._wire.read(READ_SIZE)) is None:
             pass
         if not data:
             self.reply.end()

@@ -25,7 +25,7 @@ from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.transports.descriptors import AnySocket
+from trimcp.transports.descriptors import PIECE, AnySocket
 from trimcp.transports.http.client.connection import dialing
 from trimcp.transports.http.client.engine import TRUSTING, ClientRequest, ExchangeBroken, HttpEngine, RawReply
 from trimcp.transports.http.client.h1 import H1Engine, request_head
@@ -51,7 +51,6 @@ EVENT_STREAM: Final = "text/event-stream"
 
 _MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
-_PIECE: Final = 64 * 1024
 _MOST_CONNECTIONS: Final = 1_024
 
 _log = logging.getLogger("trimcp.http")
@@ -408,7 +407,7 @@ class _Unpacked:
                 await trio.lowlevel.checkpoint()  # a few bytes can stand for a thousand pieces
             packed = self._tail or await anext(self._packed)
             try:
-                piece = self._unpacker.decompress(packed, _PIECE)
+                piece = self._unpacker.decompress(packed, PIECE)
             except zlib.error as error:
                 raise ExchangeBroken(f"what the server sent could not be decompressed: {error}") from error
             self._tail = self._unpacker.unconsumed_tail

@@ -98,7 +98,7 @@ class Forwarded(Handler):
     def _ask(self) -> None:
         self._attempts += 1
         self.number = self.sharing.ask(self)
-        self.letter = self.sharing.say(self.holder, "ask", self._body, n=self.number, head=written(self.head))
+        self.letter = self.sharing.letters.say(self.holder, "ask", self._body, n=self.number, head=written(self.head))
         self.place = self.sharing.queue.last("")
         if self.letter is None:
             self.fail()
@@ -109,12 +109,12 @@ class Forwarded(Handler):
     def disconnected(self, slow: str | None = None) -> None:
         self._reply = None
         self.sharing.forget(self)
-        self.sharing.say(self.holder, "left", n=self.number, slow=slow)
+        self.sharing.letters.say(self.holder, "left", n=self.number, slow=slow)
 
     def writable(self) -> None:
         """Let the holder send more."""
         if self._taken:
-            self.sharing.say(self.holder, "taken", n=self.number, size=self._taken)
+            self.sharing.letters.say(self.holder, "taken", n=self.number, size=self._taken)
             self._taken = 0
 
     def take(self, kind: str, said: Mapping[str, Any], data: bytes) -> None:
@@ -438,10 +438,6 @@ class SessionSharing:
             if not self._asked:
                 self._answered.unpark_all()
 
-    def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
-        """Send a letter, and return it; None if too many wait."""
-        return self.letters.say(to, kind, data, **said)
-
     def _take_change(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         self._publish(said["changed"], said["list"])
 
@@ -474,7 +470,7 @@ class SessionSharing:
         number, head = int(said["n"]), read_head(said["head"])
         id = head.headers.get("mcp-session-id")
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
-            self.say(sender, "moved", n=number)
+            self.letters.say(sender, "moved", n=number)
             return
         if id and self.shared.draining and asks(body):  # its calls may finish; what is new is for its next holder
             self._put_off.setdefault(id, []).append((sender, number))
@@ -484,7 +480,7 @@ class SessionSharing:
 
     def _released(self, id: str) -> None:
         for sender, number in self._put_off.pop(id, ()):
-            self.say(sender, "moved", n=number)
+            self.letters.say(sender, "moved", n=number)
 
     def _refused(self, write: Write) -> None:
         """Take back what followed from a write that was refused."""
@@ -506,7 +502,7 @@ class SessionSharing:
         """Have `_lost` called once all letters are read that a process which is gone has sent."""
         for id in [id for id, holder in self._holders.items() if holder == name]:
             del self._holders[id]
-        if self.say(self.store.name, "gone", process=name) is None:
+        if self.letters.say(self.store.name, "gone", process=name) is None:
             self._lost(name)
 
     def _take_loss(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:

@@ -16,6 +16,7 @@ from trimcp.budget import LARGE, MemoryCharge, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import Wire
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_READ_SIZE: Final = 64 * 1024
 _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -215,7 +215,8 @@ class H1Connection:
         if http2:
             await self._serve_http2()
         elif not self._lost:
-            await self._linger()
+            self._deadline.clear()
+            self._reset = not await self.writer.linger(self._parked)
 
     async def _next_request(self, first: bool) -> H1Request | None:
         """Return the next request, or None if the connection ends or the request is being answered already.
@@ -317,7 +318,7 @@ class H1Connection:
                     size += len(data)
                     self._deadline.put_off(len(data) / self._limits.body_rate)
                     if size > handler.max_body:
-                        beginning = body.beginning(_READ_SIZE)
+                        beginning = body.beginning(READ_SIZE)
                         del body  # a dropped body is not kept while the client reads the response
                         await self._respond_unread(request, handler.too_large(beginning))
                         return None
@@ -332,7 +333,7 @@ class H1Connection:
                             holding.refuse("bodies")
                             del body
                             raise RequestRefused(503, "too much is being received; try again later")
-                    if size >= _READ_SIZE:
+                    if size >= READ_SIZE:
                         await holding.budget.reads.wait(1)
                     if not await self._more():
                         return None
@@ -407,7 +408,7 @@ class H1Connection:
             if self.writer.broken or (idle and self._hosting.draining and self._wire.is_quiet()):
                 self._lost = True  # what has come already is answered
                 return False
-            data = await self._wire.read(_READ_SIZE, self._answer if idle else None)
+            data = await self._wire.read(READ_SIZE, self._answer if idle else None)
             self._yielded = True
             if data:
                 if not (idle and self._answer(data)):
@@ -430,7 +431,7 @@ class H1Connection:
             elif parser.buffered >= self._limits.max_pipelined:
                 if await self._wire.wait_peer_closed():
                     self._input_ended()
-            elif data := await self._wire.read(_READ_SIZE, self._answer):
+            elif data := await self._wire.read(READ_SIZE, self._answer):
                 self._yielded = True
                 if not self._answer(data):
                     parser.feed(data)
@@ -482,23 +483,6 @@ class H1Connection:
         again = (("Retry-After", "1"),) if status == 503 else ()
         headers = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))), *again)
         self.writer.write(encode_head(status, headers, "Connection: close\r\n") + body)
-
-    async def _linger(self) -> None:
-        """Wait until the client has read the last response: closing with unread input would reset the connection."""
-        deadline = self._deadline
-        deadline.set(self._limits.linger_timeout)
-        while self.writer.waiting and not deadline.passed:
-            await self._parked.park()
-        if self.writer.waiting or self.writer.broken:
-            self._reset = True
-            return
-        await self._wire.shut_write()
-        left = self._limits.linger_bytes
-        while left > 0 and not deadline.passed:
-            data = await self._wire.read(_READ_SIZE)
-            if data == b"":
-                return
-            left -= len(data or b"")
 
     async def _end(self) -> None:
         """Close, and break the reference cycles between connection, reply and writer."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -26,6 +25,7 @@ import httptools
 
 from trimcp.budget import MemoryAccount
 from trimcp.support.bounds import TOKEN
+from trimcp.transports.http.h1.replies import LONGEST_KNOWN, lower
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpLimits
 
@@ -40,7 +40,6 @@ _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
 _HOST: Final = re.compile(r"(?:[!$&'()*+;=._~%A-Za-z0-9-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-_LONGEST_KNOWN: Final = 64  # characters; only shorter header names are cached
 # bytes of a head: each connection keeps its last head, because parsing takes a quarter of a request's time
 _REMEMBERED: Final = 1_024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
@@ -307,18 +306,13 @@ class _Fields:
         self.complete = False
 
     def on_header(self, raw_name: bytes, raw_value: bytes) -> None:
-        name = _lower(raw_name) if len(raw_name) <= _LONGEST_KNOWN else raw_name.decode("latin-1").lower()
+        name = lower(raw_name) if len(raw_name) <= LONGEST_KNOWN else raw_name.decode("latin-1").lower()
         value = raw_value.decode("latin-1").strip(" \t")
         headers = self.headers
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
 
     def on_headers_complete(self) -> None:
         self.complete = True
-
-
-@lru_cache(maxsize=256)
-def _lower(raw_name: bytes) -> str:
-    return raw_name.decode("latin-1").lower()  # cached, because every request has the same dozen names
 
 
 def _read_request_line(head: bytes) -> tuple[str, str, bool]:

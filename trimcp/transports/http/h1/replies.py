@@ -16,7 +16,9 @@ MAX_HEAD: Final = 100 * 1024
 MAX_HEADERS: Final = 1_000
 """Header lines in one head."""
 
-_LONGEST_KNOWN: Final = 64
+LONGEST_KNOWN: Final = 64
+"""Characters of the longest name of a header that is cached."""
+
 _LARGE: Final = 1_024  # bytes of a read, from which on its lines are counted
 _MANY: Final = 32  # line ends per turn of the event loop: sixteen chunks
 _SHORT: Final = 64  # bytes between two line ends, below which they are taken for those of tiny chunks
@@ -114,7 +116,7 @@ class ReplyParser:
         self._lines += 1
         if self.status or self._lines > MAX_HEADERS:
             return
-        name = _lower(raw_name) if len(raw_name) <= _LONGEST_KNOWN else raw_name.decode("latin-1").lower()
+        name = lower(raw_name) if len(raw_name) <= LONGEST_KNOWN else raw_name.decode("latin-1").lower()
         value = raw_value.decode("latin-1")
         if name == "set-cookie":
             self.cookies.append(value)
@@ -164,8 +166,9 @@ def _media_type(value: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _lower(raw_name: bytes) -> str:
-    return raw_name.decode("latin-1").lower()  # cached, because every reply has the same few names
+def lower(raw_name: bytes) -> str:
+    """Return the name of a header in lower case. Cached, because every request and every reply has the same few."""
+    return raw_name.decode("latin-1").lower()
 
 
 def portions(data: bytes) -> Iterator[bytes] | None:

@@ -23,6 +23,7 @@ from trimcp.budget import MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.deadlines import Deadlines
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.interfaces import BODILESS, Handler, HttpResponse
@@ -142,6 +143,21 @@ class H1Writer:
             if self._room is None:
                 self._room = trio.lowlevel.ParkingLot()
             await self._room.park()
+
+    async def linger(self, parked: trio.lowlevel.ParkingLot) -> bool:
+        """Wait until the peer has read what was written last, and has closed; return whether it has read it.
+
+        Closing with unread input would reset the connection. `parked` is woken when bytes were written, or cannot be.
+        """
+        with trio.move_on_after(self._limits.linger_timeout):
+            while self._pending and not self.broken:
+                await parked.park()
+            if not self.broken:
+                await self._wire.shut_write()
+                left = self._limits.linger_bytes
+                while left > 0 and (data := await self._wire.read(READ_SIZE)) != b"":
+                    left -= len(data or b"")
+        return not (self._pending or self.broken)
 
     def give_up(self) -> None:
         """Drop the waiting bytes and all further writes."""
@@ -365,12 +381,13 @@ def _head(now: int, status: int, headers: tuple[tuple[str, str], ...], framing: 
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError("a header of a response contains a line break")
     status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{status_line}{_date(now)}{text}{framing}\r\n".encode("latin-1")
+    return f"{status_line}Date: {http_date(now)}\r\n{text}{framing}\r\n".encode("latin-1")
 
 
 @lru_cache(maxsize=1)
-def _date(now: int) -> str:
-    return f"Date: {formatdate(now, usegmt=True)}\r\n"
+def http_date(now: int) -> str:
+    """Return seconds since 1970 as headers have them."""
+    return formatdate(now, usegmt=True)
 
 
 def _gathered(before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:

@@ -19,6 +19,7 @@ from trimcp.budget import LITTLE, MemoryAccount, MemoryCharge, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.support.deadlines import Deadline
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
@@ -32,7 +33,6 @@ from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_READ_SIZE: Final = 64 * 1024
 _FRAMES: Final = 64  # looked at in one turn
 _UNREAD: Final = 256 * 1024  # bytes that wait for the socket, from which on nothing is read
 
@@ -40,8 +40,8 @@ _UNREAD: Final = 256 * 1024  # bytes that wait for the socket, from which on not
 class H2Connection(StreamOwner):
     """Serves one client. `run` is its task; it uses the wire and the writer, and closes neither.
 
-    It has more than 300 lines because all streams share one task, one window and one writer. The writer tells it what it
-    was told to tell its owner.
+    It has more than 300 lines because all streams share one task, one window and one writer. The writer tells it what
+    it was told to tell its owner.
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class H2Connection(StreamOwner):
                 else:
                     await self._read()
             if not self.lost:
-                await self._finish()
+                await self.writer.linger(self._parked)
         except Http2Error as error:
             await self._refuse(error)
         finally:
@@ -178,7 +178,7 @@ class H2Connection(StreamOwner):
         else:
             if self._is_receiving_much:
                 await self.holding.budget.reads.wait(1)
-            data = await self.wire.read(_READ_SIZE, self._offer)
+            data = await self.wire.read(READ_SIZE, self._offer)
             if self._looked:
                 self._looked = False
             elif data:
@@ -333,22 +333,7 @@ class H2Connection(StreamOwner):
         self._over = True
         for stream in self._streams():
             stream.give_up("broke the protocol")
-        await self._finish()
-
-    async def _finish(self) -> None:
-        """Wait until the client has read what was said last: closing with unread input would reset the connection."""
-        with trio.move_on_after(self._limits.linger_timeout):
-            while self.writer.waiting and not self.writer.broken:
-                await self._parked.park()
-            if self.writer.broken:
-                return
-            await self.wire.shut_write()
-            left = self._limits.linger_bytes
-            while left > 0:
-                data = await self.wire.read(_READ_SIZE)
-                if data == b"":
-                    return
-                left -= len(data or b"")
+        await self.writer.linger(self._parked)
 
     def _end(self) -> None:
         """Give up what is left, and break the reference cycles between connection, streams and engine."""

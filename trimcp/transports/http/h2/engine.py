@@ -38,8 +38,8 @@ class Engine:
 
     __slots__ = (
         *("_allowance", "_block", "_block_flags", "_block_stream", "_client", "_closed", "_data", "_initial", "_max"),
-        *("_owed", "_pieces", "_reader", "_receive_window", "_has_settings", "_started", "_user", "_window"),
-        *("gone_away", "large", "last", "out", "peer_connects", "peer_streams", "send_window", "streams"),
+        *("_owed", "_pieces", "_reader", "_receive_window", "_started", "_user", "_window", "gone_away"),
+        *("has_settings", "large", "last", "out", "peer_connects", "peer_streams", "send_window", "streams"),
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class Engine:
         self._owed = 0
         self._data = b""
         self._started = client  # whether the preface was read
-        self._has_settings = False  # whether the peer's first settings were
+        self.has_settings: bool = False  # whether the peer's first settings were
         self._block: list[bytes] | None = None  # pieces of a head that is not complete
         self._block_stream = self._block_flags = self._pieces = 0
         self._closed: dict[int, bool] = {}  # the last streams that have ended, and whether this side has reset them
@@ -82,11 +82,6 @@ class Engine:
         self.out += h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
 
     # Receiving
-
-    @property
-    def has_settings(self) -> bool:
-        """Whether the peer's first settings were read."""
-        return self._has_settings
 
     @property
     def in_head(self) -> bool:
@@ -120,7 +115,7 @@ class Engine:
                 if stop > end:
                     return False
                 id &= _STREAM_BITS
-                if self._block is not None or not self._has_settings:
+                if self._block is not None or not self.has_settings:
                     self._check_order(kind, id)
                 payload = data[begins:stop]
                 try:
@@ -186,7 +181,9 @@ class Engine:
             self.out += h2.window_update(0, self._owed)
             self._owed = 0
         if stream is None:
-            self._late_data(id)
+            self._unless_ended(id, "data on")
+            if not self._closed.get(id, False):
+                raise Http2Error(Code.STREAM_CLOSED, "data on a stream that has ended")
             return
         if flags & h2.PADDED:
             payload = h2.unpadded(payload)
@@ -211,12 +208,6 @@ class Engine:
             self._allowance.spend("frames without data")
         if ended:
             self._ended(stream)
-
-    def _late_data(self, id: int) -> None:
-        """Drop data of a stream that has ended."""
-        self._unless_ended(id, "data on")
-        if not self._closed.get(id, False):
-            raise Http2Error(Code.STREAM_CLOSED, "data on a stream that has ended")
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the peer has ended its side."""
@@ -396,7 +387,7 @@ class Engine:
             self._allowance.spend("settings")
             opened |= self._set(setting, value)
         self._allowance.spend("settings")
-        self._has_settings = True
+        self.has_settings = True
         self.out += _SETTINGS_ACK
         self._user.settings_came()
         if opened:

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections import deque
-from email.utils import formatdate
 from functools import lru_cache
 from typing import Final
 
@@ -20,7 +19,7 @@ from trimcp.budget import LARGE, LITTLE, MemoryAccount, MemoryCharge
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.wires import Wire
-from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.h1.writer import H1Writer, http_date
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import BlockReader, RequestFields, write_block
@@ -405,13 +404,8 @@ class ReplyStream(Http2Stream):
 @lru_cache(maxsize=256)  # within one second most responses begin alike
 def response_block(now: int, status: int, headers: tuple[tuple[str, str], ...], length: int | None) -> bytes:
     """Return the block of a response's head. Raises ValueError if a header cannot be sent."""
-    fields = [(":status", str(status)), ("date", _date(now))]
+    fields = [(":status", str(status)), ("date", http_date(now))]
     fields += [(name.lower(), value) for name, value in headers]
     if length is not None and status not in BODILESS:
         fields.append(("content-length", str(length)))
     return write_block(fields)
-
-
-@lru_cache(maxsize=1)
-def _date(now: int) -> str:
-    return formatdate(now, usegmt=True)

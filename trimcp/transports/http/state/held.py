@@ -114,7 +114,7 @@ class HeldSession(HttpSession):
             principal = self.principal
             state: dict[str, JSON] = {
                 "form": _FORM,
-                "principal": None if principal is None else _facts(principal),
+                "principal": None if principal is None else dict(principal.facts()),
                 "owner": self.owner,
                 "state": self._holding.keeper.state_of(self.pushed),
             }
@@ -201,10 +201,6 @@ class HeldSession(HttpSession):
             self.lost = self._over = True
             self._holding.events.fences.pop(self.id, None)
             super().end(why)
-
-
-def _facts(principal: Principal) -> dict[str, JSON]:
-    return dict(principal.facts())
 
 
 def read_state(data: bytes) -> Any:
