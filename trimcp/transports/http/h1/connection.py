@@ -10,18 +10,22 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
-from trimcp.budget import LARGE, MemoryCharge, owner_of
+from trimcp.budget import LARGE, MemoryAccount, MemoryCharge, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
+from trimcp.support.deadlines import Deadline
+from trimcp.support.slotted import slotted
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
-from trimcp.transports.http.interfaces import Handler, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import Application, Handler, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.settings import HttpLimits
 
 if TYPE_CHECKING:
     from trimcp.transports.http.h2.connection import H2Connection
@@ -32,6 +36,7 @@ _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to ke
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+@slotted
 class H1Connection:
     """Serves one client. `run` is its task.
 
@@ -40,59 +45,38 @@ class H1Connection:
     `wire` is closed when `run` ends; `peer`, `loopback` and `secure` are copied into every `Head`.
     """
 
-    __slots__ = (
-        *(
-            "_deadline",
-            "_application",
-            "_hosting",
-            "_limits",
-            "_parked",
-            "_parser",
-            "_peer",
-            "_reply",
-            "_wire",
-            "writer",
-        ),
-        *(
-            "_closing",
-            "_half_closed",
-            "_holding",
-            "_http2",
-            "_lost",
-            "_loopback",
-            "_reset",
-            "_secure",
-            "_upgraded",
-            "_yielded",
-        ),
-    )
+    _hosting: Hosting
+    _wire: Wire
+    _peer: str = attrs.field(default="", kw_only=True, alias="peer")
+    _loopback: bool = attrs.field(default=True, kw_only=True, alias="loopback")
+    _secure: bool = attrs.field(default=False, kw_only=True, alias="secure")
+    writer: H1Writer = attrs.field(init=False)
+    _application: Application = attrs.field(init=False)
+    _limits: HttpLimits = attrs.field(init=False)
+    _holding: MemoryAccount = attrs.field(init=False)
+    _parser: RequestParser = attrs.field(init=False)
+    _deadline: Deadline = attrs.field(init=False)
+    _reply: H1Reply | None = attrs.field(init=False, default=None)  # the current response
+    _parked: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _closing: bool = attrs.field(init=False, default=False)  # end after the current response
+    _lost: bool = attrs.field(init=False, default=False)  # end at once: the client is gone, or is being dropped
+    # the client has sent its last byte; the rest of a finished response is still sent
+    _half_closed: bool = attrs.field(init=False, default=False)
+    _reset: bool = attrs.field(init=False, default=False)
+    _yielded: bool = attrs.field(init=False, default=True)  # whether other tasks could run since the last head
+    _upgraded: trio.CancelScope | None = attrs.field(init=False, default=None)  # around a WebSocket
+    _http2: H2Connection | None = attrs.field(init=False, default=None)  # once the client has begun with HTTP/2
 
-    def __init__(
-        self, hosting: Hosting, wire: Wire, *, peer: str = "", loopback: bool = True, secure: bool = False
-    ) -> None:
-        self._hosting = hosting
-        self._application = hosting.application
-        self._limits = hosting.limits
-        self._wire = wire
-        self._secure = secure
-        self._loopback = loopback
-        self._peer = peer
-        owner = owner_of(None, peer)
-        self._holding = holding = hosting.application.budget.holding(owner, self)
-        self._parser = RequestParser(hosting.limits, peer=peer, loopback=loopback, secure=secure, holding=holding)
-        self._deadline = hosting.application.deadlines.new(self.wake)
-        self._reply: H1Reply | None = None  # the current response
-        self._parked = trio.lowlevel.ParkingLot()
-        self.writer: H1Writer = H1Writer(
-            self, wire, hosting.nursery, hosting.application.deadlines, hosting.limits, MemoryCharge(holding)
+    def __attrs_post_init__(self) -> None:
+        hosting, peer = self._hosting, self._peer
+        self._application, self._limits = application, limits = hosting.application, hosting.limits
+        self._holding = holding = application.budget.holding(owner_of(None, peer), self)
+        self._parser = RequestParser(
+            limits, peer=peer, loopback=self._loopback, secure=self._secure, holding=holding
         )
-        self._closing = False  # end after the current response
-        self._lost = False  # end at once: the client is gone, or is being dropped
-        self._half_closed = False  # the client has sent its last byte; the rest of a finished response is still sent
-        self._reset = False
-        self._yielded = True  # whether other tasks could run since the last head
-        self._upgraded: trio.CancelScope | None = None  # around a WebSocket
-        self._http2: H2Connection | None = None  # once the client has begun with HTTP/2
+        self._deadline = application.deadlines.new(self.wake)
+        amount = MemoryCharge(holding)
+        self.writer = H1Writer(self, self._wire, hosting.nursery, application.deadlines, limits, amount)
 
     async def run(self) -> None:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
