@@ -13,16 +13,15 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+import attrs
 import trio
 
-from trimcp.budget import LITTLE, MemoryAccount, MemoryCharge, owner_of
+from trimcp.budget import LITTLE, MemoryCharge, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.support.deadlines import Deadline
+from trimcp.support.slotted import slotted
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.http.h1.hosting import Hosting
-from trimcp.transports.http.h1.wires import Wire
-from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, RequestFields, limited_request, read_request
@@ -37,33 +36,26 @@ _FRAMES: Final = 64  # looked at in one turn
 _UNREAD: Final = 256 * 1024  # bytes that wait for the socket, from which on nothing is read
 
 
+@slotted
 class H2Connection(StreamOwner):
     """Serves one client. `run` is its task; it uses the wire and the writer, and closes neither.
 
-    It has more than 300 lines because all streams share one task, one window and one writer. The writer tells it what
-    it was told to tell its owner.
+    The writer tells it what it was told to tell its owner.
     """
 
-    __slots__ = (
-        *("_alarm", "_behind", "_heard", "_in_head_since", "_limits", "_looked", "_over", "_period", "_pinged", "lost"),
-    )
+    lost: bool = attrs.field(init=False, default=False)  # whether the client is gone, or is being dropped
+    _looked: bool = attrs.field(init=False, default=False)  # whether what is read next was looked at already
+    _behind: bool = attrs.field(init=False, default=False)  # whether more was received than was looked at
+    _over: bool = attrs.field(init=False, default=False)  # whether nothing more is read
+    _heard: float = attrs.field(init=False)
+    _in_head_since: float | None = attrs.field(init=False, default=None)
+    _pinged: bool = attrs.field(init=False, default=False)
+    _period: float = attrs.field(init=False)
+    _alarm: Deadline = attrs.field(init=False)
 
-    def __init__(
-        self,
-        hosting: Hosting,
-        wire: Wire,
-        writer: H1Writer,
-        holding: MemoryAccount,
-        peer: str,
-        loopback: bool,
-        secure: bool,
-    ) -> None:
-        limits = hosting.limits
-        self.hosting, self.holding = hosting, holding
-        self.peer, self.loopback, self.secure = peer, loopback, secure
-        self.owner = owner_of(None, peer)
-        self._limits = limits
-        self.wire, self.writer = wire, writer
+    def __attrs_post_init__(self) -> None:
+        limits = self.hosting.limits
+        self.owner = owner_of(None, self.peer)
         self._reader = BlockReader(limits.max_head, read_request, limited_request)
         self.engine = Engine(
             self,
@@ -76,25 +68,14 @@ class H2Connection(StreamOwner):
             },
             max_streams=limits.max_streams,
         )
-        self.receiving, self._ready, self._written = {}, {}, {}
-        self.weight = 0
-        self.lost: bool = False  # whether the client is gone, or is being dropped
-        self._amount = MemoryCharge(holding)
-        self._looked = False  # whether what is read next was looked at already
-        self._behind = False  # whether more was received than was looked at
-        self._corked = False
-        self._over = False  # whether nothing more is read
-        self._parked = trio.lowlevel.ParkingLot()
-        now = trio.current_time()
-        self._heard = self._idle_since = now
-        self._in_head_since: float | None = None
-        self._pinged = False
+        self._amount = MemoryCharge(self.holding)
+        self._heard = self._idle_since
         self._period = min(
             *(limits.head_timeout, limits.body_timeout, limits.idle_timeout, limits.stall_timeout),
             KEEP_ALIVE.interval,
         )
-        self._alarm: Deadline = hosting.application.deadlines.new(self._look)
-        writer.owner = self
+        self._alarm = self.hosting.application.deadlines.new(self._look)
+        self.writer.owner = self
 
     # The connection's task
 

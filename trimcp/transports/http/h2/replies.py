@@ -13,10 +13,12 @@ from collections import deque
 from functools import lru_cache
 from typing import Final
 
+import attrs
 import trio
 
 from trimcp.budget import LARGE, LITTLE, MemoryAccount, MemoryCharge
 from trimcp.support.cleaning import log_crash
+from trimcp.support.slotted import slotted
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer, http_date
@@ -34,32 +36,32 @@ _PIECE: Final = 16 * 1024  # bytes of a stream, before others have their turn
 _TURN: Final = 1024 * 1024  # bytes that are written before other tasks have their turn
 
 
+@slotted
 class StreamOwner(EngineUser):
     """The connection of streams: they write in turn, so that no large answer holds up a small one."""
 
-    __slots__ = (
-        *("_amount", "_corked", "_idle_since", "_parked", "_reader", "_ready", "_written", "engine"),
-        *("holding", "hosting", "loopback", "owner", "peer", "receiving", "secure", "weight", "wire", "writer"),
-    )
-
     hosting: Hosting
-    engine: Engine
     wire: Wire
     writer: H1Writer
     holding: MemoryAccount
     peer: str
-    owner: str  # of its streams, and of what they hold, before their callers are known
     loopback: bool
     secure: bool
-    receiving: dict[ReplyStream, None]  # those whose body is incomplete
-    weight: int  # bytes that the streams take beside their bodies
-    _reader: BlockReader[RequestFields]
-    _amount: MemoryCharge
-    _corked: bool  # whether what is said is gathered, because more is looked at first
-    _ready: dict[ReplyStream, None]  # streams that may send, and have something to
-    _written: dict[ReplyStream, None]  # streams that have written since the socket took everything
-    _idle_since: float
-    _parked: trio.lowlevel.ParkingLot  # the reader, while it waits for no input
+    engine: Engine = attrs.field(init=False)
+    owner: str = attrs.field(init=False)  # of streams, and of what they hold, before their callers are known
+    # streams whose body is incomplete
+    receiving: dict[ReplyStream, None] = attrs.field(init=False, factory=dict)
+    weight: int = attrs.field(init=False, default=0)  # bytes that the streams take beside their bodies
+    _reader: BlockReader[RequestFields] = attrs.field(init=False)
+    _amount: MemoryCharge = attrs.field(init=False)
+    # whether what is said is gathered, because more is looked at first
+    _corked: bool = attrs.field(init=False, default=False)
+    # streams that may send, and have something to; and those that have written since the socket took everything
+    _ready: dict[ReplyStream, None] = attrs.field(init=False, factory=dict)
+    _written: dict[ReplyStream, None] = attrs.field(init=False, factory=dict)
+    _idle_since: float = attrs.field(init=False, factory=trio.current_time)
+    # the reader, while it waits for no input
+    _parked: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def flush(self) -> None:
         """Write what the engine has to say, unless more is gathered first."""

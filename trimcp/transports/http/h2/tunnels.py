@@ -9,10 +9,12 @@ import logging
 from collections.abc import Hashable
 from typing import Final
 
+import attrs
 import trio
 
 from trimcp.budget import MemoryCharge
 from trimcp.support.cleaning import log_crash
+from trimcp.support.slotted import slotted
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.h1.writer import H1Writer
@@ -48,30 +50,29 @@ async def serve_tunnel(tunnel: TunnelStream, hosting: Hosting, head: Head, found
         tunnel.reset("it was not finished")
 
 
+@slotted
 class TunnelStream:
     """The bytes of one request in both directions: a `ByteStream`."""
 
-    __slots__ = (
-        *("_amount", "_arrival", "_arrived", "_connection", "_ended", "_finished", "_stream", "_why"),
-        *("gone", "message_rate", "message_timeout", "pieces", "too_slow", "window"),
-    )
+    _stream: ReplyStream | None
+    _connection: StreamOwner
+    window: int = attrs.field(init=False, default=DEFAULT_WINDOW)
+    message_timeout: float = attrs.field(init=False)
+    message_rate: float = attrs.field(init=False)
+    gone: trio.Event = attrs.field(init=False, factory=trio.Event)
+    too_slow: bool = attrs.field(init=False, default=False)
+    pieces: int = attrs.field(init=False, default=0)
+    _arrived: bytearray = attrs.field(init=False, factory=bytearray)  # not a list: pieces may be tiny
+    _arrival: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _ended: bool = attrs.field(init=False, default=False)  # whether the peer has said everything
+    _finished: bool = attrs.field(init=False, default=False)  # whether this side has
+    _why: str = attrs.field(init=False, default="the peer is gone")
+    _amount: MemoryCharge = attrs.field(init=False)
 
-    def __init__(self, stream: ReplyStream, connection: StreamOwner) -> None:
-        self._stream: ReplyStream | None = stream
-        self._connection = connection
-        limits = connection.hosting.limits
-        self.window: int = DEFAULT_WINDOW
-        self.message_timeout: float = limits.body_timeout
-        self.message_rate: float = limits.body_rate
-        self._arrived = bytearray()  # not a list: pieces may be tiny
-        self._arrival = trio.lowlevel.ParkingLot()
-        self._ended = False  # whether the peer has said everything
-        self._finished = False  # whether this side has
-        self._why = "the peer is gone"
-        self._amount = MemoryCharge(connection.holding)
-        self.gone: trio.Event = trio.Event()
-        self.too_slow: bool = False
-        self.pieces: int = 0
+    def __attrs_post_init__(self) -> None:
+        limits = self._connection.hosting.limits
+        self.message_timeout, self.message_rate = limits.body_timeout, limits.body_rate
+        self._amount = MemoryCharge(self._connection.holding)
 
     @property
     def half_closed(self) -> bool:
