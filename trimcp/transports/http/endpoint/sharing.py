@@ -49,11 +49,7 @@ from trimcp.transports.http.interfaces import (
 from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, read_state
 from trimcp.transports.http.state.sessions import HttpSession, Shared
 from trimcp.wire.codes import OVERLOADED
-from trimcp.wire.jsonrpc import (
-    JSON,
-    Request,
-    parse,
-)
+from trimcp.wire.jsonrpc import Request, parse
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

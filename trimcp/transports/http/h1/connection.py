@@ -71,9 +71,7 @@ class H1Connection:
         hosting, peer = self._hosting, self._peer
         self._application, self._limits = application, limits = hosting.application, hosting.limits
         self._holding = holding = application.budget.holding(owner_of(None, peer), self)
-        self._parser = RequestParser(
-            limits, peer=peer, loopback=self._loopback, secure=self._secure, holding=holding
-        )
+        self._parser = RequestParser(limits, peer=peer, loopback=self._loopback, secure=self._secure, holding=holding)
         self._deadline = application.deadlines.new(self.wake)
         amount = MemoryCharge(holding)
         self.writer = H1Writer(self, self._wire, hosting.nursery, application.deadlines, limits, amount)

@@ -207,7 +207,7 @@ class H2Connection(StreamOwner):
     def began(self, stream: Http2Stream, ended: bool) -> None:
         assert isinstance(stream, RequestStream)
         if not ended:
-            stream.due = self._heard + self._limits.body_timeout
+            stream.due = self._heard + self.hosting.limits.body_timeout
             self.receiving[stream] = None
         stream.begin()
 
@@ -256,7 +256,7 @@ class H2Connection(StreamOwner):
 
     def _look(self) -> None:
         """End what takes too long; ping a client that is silent while it is being answered."""
-        limits, now, engine = self._limits, trio.current_time(), self.engine
+        limits, now, engine = self.hosting.limits, trio.current_time(), self.engine
         due = now + self._period
         if not engine.has_settings or self._in_head_since is not None:
             since = self._heard if self._in_head_since is None else self._in_head_since

@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from trimcp.budget import MemoryCharge
-from trimcp.principal import Principal
 from trimcp.store.keeping import SessionKeeper
 from trimcp.store.shared import KeptSession, SaveSession
 from trimcp.store.writing import Rows, StoredEvents, WriteQueue
