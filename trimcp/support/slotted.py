@@ -45,7 +45,7 @@ def slotted(cls: type[T] | None = None, /, *, frozen: bool = False, kw_only: boo
     return decorate if cls is None else decorate(cls)
 
 
-class Incomplete:
+class CompletedLater:
     """A class of which attrs writes the methods at its first use."""
 
     __slots__ = ("cls",)
@@ -63,7 +63,7 @@ class Incomplete:
         return __init__
 
 
-class _Incomplete(Incomplete):
+class _Incomplete(CompletedLater):
     """A class that has its slots, and will be completed with what attrs writes."""
 
     __slots__ = ("_options", "_raw")
@@ -110,7 +110,7 @@ class OnAsking:
 
     __slots__ = ("_later", "_name")
 
-    def __init__(self, name: str, later: Incomplete) -> None:
+    def __init__(self, name: str, later: CompletedLater) -> None:
         self._name = name
         self._later = later
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_tran
 
 import attrs
 
-from trimcp.support.slotted import Incomplete, OnAsking, slotted, valued
+from trimcp.support.slotted import CompletedLater, OnAsking, slotted, valued
 from trimcp.wire.revisions import OLDEST, Revision
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ def wire(
     return decorate if cls is None else decorate(cls)
 
 
-class _Raw(Incomplete):
+class _Raw(CompletedLater):
     """A payload class that attrs has not processed yet.
 
     There are more than a hundred, attrs needs half a millisecond for each, and a program uses few of them. So a class
