@@ -28,25 +28,15 @@ from typing import Final, NamedTuple
 
 import pyte
 
-__all__ = ["Shown", "draw", "record"]
+__all__ = ["Shown", "draw", "opened", "record"]
 
 FILES: Final = re.compile(r'```python title="([\w.]+)"\n(.*?)```', re.DOTALL)
 COLUMNS: Final = 100
 STEP: Final = 0.2  # seconds from one picture to the next: a progress bar needs no more
 PAUSE: Final = 6.0  # seconds that the last picture stands
 LONGEST: Final = 120.0  # seconds that a command may take
+OPENING: Final = 3.0  # seconds that the fullest picture stands before anything moves
 BENCH: Final = "--tool lend -a title='Volume {n}' --under-way 16 --seconds 5"
-FILES: Final = re.compile(r'```python title="([\w.]+)"\n(.*?)```', re.DOTALL)
-COLUMNS: Final = 100
-STEP: Final = 0.2  # seconds from one picture to the next: a progress bar needs no more
-PAUSE: Final = 6.0  # seconds that the last picture stands
-LONGEST: Final = 120.0  # seconds that a command may take
-BENCH: Final = "--tool lend -a title='Volume {n}' --under-way 16 --seconds 5"
-# Each picture, what is typed for it, and the page whose files are there.
-RECORDINGS: Final = {
-    "demo.svg": ("trimcp demo", "index.md"),
-    "howto/bench-live.svg": (f"trimcp bench library.py {BENCH}", "howto/bench.md"),
-}
 CHARACTER: Final = 7.8
 LINE: Final = 17
 EDGE: Final = 14
@@ -121,7 +111,6 @@ def record(typed: str, folder: Path, keys: Sequence[tuple[float, bytes]] = (), r
     os.close(follower)
     seen: dict[int, tuple[float, tuple[Run, ...]]] = {}
     shown: list[Shown] = []
-    began = time.monotonic()
 
     def look(now: float) -> None:
         for row in range(rows):
@@ -135,6 +124,8 @@ def record(typed: str, folder: Path, keys: Sequence[tuple[float, bytes]] = (), r
     look(0.0)
     pressed = list(keys)
     with os.fdopen(leader, "rb", buffering=0) as terminal:
+        select.select([terminal], [], [], LONGEST)  # how long a command takes to start is nothing to look at
+        began = time.monotonic()
         due, open_ = STEP, True
         while open_ and (now := time.monotonic() - began) < LONGEST:
             if select.select([terminal], [], [], max(0.0, due - now))[0]:
@@ -168,6 +159,14 @@ def _runs(screen: pyte.Screen, row: int) -> Iterator[Run]:
             # Where somebody keeps their Python is nobody's business.
             plain = text.strip().replace(sysconfig.get_path("stdlib"), "/usr/lib/python3")
             yield Run(found[0][0] + spaces, plain, "brown" if reverse else colour, bold or reverse)
+
+
+def opened(shown: Sequence[Shown]) -> list[Shown]:
+    """Return a recording that begins with its fullest picture: who looks for a moment sees no empty terminal."""
+    moments = [[one for one in shown if one.begin <= at < one.end] for at in {one.begin for one in shown}]
+    fullest = max(moments, key=lambda there: sum(len(run.text) for one in there for run in one.runs))
+    later = [one._replace(begin=one.begin + OPENING, end=one.end + OPENING) for one in shown]
+    return [one._replace(begin=0.0, end=OPENING) for one in fullest] + later
 
 
 def draw(shown: Sequence[Shown], title: str) -> str:
@@ -229,7 +228,7 @@ def main() -> None:
                 assert process.stderr is not None
                 url = url or process.stderr.readline().split()[-1]
             shown = record(one.typed, Path(folder), one.keys, one.rows)
-        (docs / name).write_text(draw(shown, f"A terminal in which {shlex.split(one.typed)[1]} runs"), "utf-8")
+        (docs / name).write_text(draw(opened(shown), f"A terminal in which {shlex.split(one.typed)[1]} runs"), "utf-8")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,23 @@ def test_a_picture_is_an_svg_with_each_text_in_its_row_and_time() -> None:
     assert 'fill="#a1b2c3"' in picture
 
 
+def test_a_recording_begins_with_its_fullest_picture() -> None:
+    shown, run = _RECORDING["Shown"], _RECORDING["Run"]
+
+    def row(number: int, begin: float, end: float, text: str) -> Any:
+        return shown(number, begin, end, (run(0, text, "default", False),))
+
+    recorded = [row(0, 0.0, 9.0, "$ trimcp"), row(1, 1.0, 4.0, "most of all there is"), row(1, 4.0, 9.0, "end")]
+    opening = _RECORDING["OPENING"]
+    assert _RECORDING["opened"](recorded) == [
+        row(0, 0.0, opening, "$ trimcp"),
+        row(1, 0.0, opening, "most of all there is"),
+        row(0, opening, opening + 9.0, "$ trimcp"),
+        row(1, opening + 1.0, opening + 4.0, "most of all there is"),
+        row(1, opening + 4.0, opening + 9.0, "end"),
+    ]
+
+
 def test_the_recordings_in_the_documentation_are_of_the_commands_it_names() -> None:
     docs = Path(__file__).parents[2] / "docs"
     for name, one in _RECORDING["RECORDINGS"].items():
