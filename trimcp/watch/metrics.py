@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Final
 
 import attrs
 import trio
@@ -18,7 +18,7 @@ from trimcp.channel import LANES
 from trimcp.session.incoming.job import Job
 from trimcp.transports.http.interfaces import Head, HttpResponse
 from trimcp.watch.commands import lacks_scope
-from trimcp.watch.picture import Named, Observed, outcome_of, target_of
+from trimcp.watch.picture import Observed, outcome_of, target_of
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
 """Upper bounds of the histogram of durations, in seconds."""
@@ -29,12 +29,6 @@ _OTHERS: Final = "(others)"
 _NAMED: Final = frozenset({"tools/call", "prompts/get"})  # of which there are as many as the program registers
 
 Labels = tuple[tuple[str, str], ...]
-
-
-class Measured(Observed, Named, Protocol):
-    """The part of `Server` that is measured."""
-
-    parts: list[Any]
 
 
 @attrs.define(eq=False)
@@ -60,7 +54,7 @@ class Metrics:
         scope: a scope that a token needs for this; None lets in everybody whom the server lets in.
     """
 
-    def __init__(self, server: Measured, *, scope: str | None = None) -> None:
+    def __init__(self, server: Observed, *, scope: str | None = None) -> None:
         self._server = server
         self._scope = scope
         self._ended: dict[tuple[str, str, str], int] = {}

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 
-from trimcp.errors import LocalError
 from trimcp.security import security_event
 from trimcp.support.cleaning import in_quotes
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse
-from trimcp.watch.admin import announced_sockets, connect_admin, perform
+from trimcp.watch.admin import announced_sockets, connect_admin, perform, registry
 from trimcp.watch.commands import Command, RunningCommands, lacks_scope, plain
 from trimcp.watch.observing import Observation, log
 from trimcp.watch.picture import Observed
@@ -36,12 +35,6 @@ _HEADERS: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "no
 _COMMANDS: Final = ("pictures", "wire", "cancel", "close", "drain")
 
 
-class WithParts(Observed, Protocol):
-    """The part of `Server` to which something is added."""
-
-    parts: list[Any]
-
-
 class NetworkAdmin:
     """Lets whoever has a token with the scope `trimcp:admin` look at a server and act on it: `trimcp top URL`.
 
@@ -54,7 +47,7 @@ class NetworkAdmin:
             view of all of them.
     """
 
-    def __init__(self, server: WithParts, *, group: str | None = None) -> None:
+    def __init__(self, server: Observed, *, group: str | None = None) -> None:
         self._server = server
         self._group = group
         self._commands: RunningCommands | None = None
@@ -126,7 +119,4 @@ class _Processes:
         return [path.stem for path in announced_sockets(self.group)]
 
     def connect(self, name: str, /) -> AbstractAsyncContextManager[Viewed]:
-        for path in announced_sockets(self.group):
-            if path.stem == name:
-                return connect_admin(path)
-        raise LocalError("this server is not there")
+        return connect_admin(registry() / f"{name}.sock")

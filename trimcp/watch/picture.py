@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
@@ -148,35 +148,22 @@ class Picture:
     """The latest last."""
 
 
-class Drained(Protocol):
-    """The part of `Running` that an operator needs."""
-
-    async def drain(self, grace: float) -> None: ...
-
-
-class Offered(Protocol):
-    """The part of a registry that knows names."""
-
-    def get(self, key: str, /) -> object: ...
-
-
-class Named(Protocol):
-    """The part of `Server` that knows what has a name."""
-
-    @property
-    def tools(self) -> Offered: ...
-    @property
-    def prompts(self) -> Offered: ...
-
-
 class Observed(Protocol):
-    """The part of `Server` that is looked at."""
+    """What this room uses of `Server`, which stands above it."""
 
     info: Implementation
     beside: list[Callable[[], Iterable[Beside]]]
+    parts: list[Any]
+    around: Any
+    on_session: Any
 
     @property
-    def runs(self) -> Iterable[Drained]: ...
+    def runs(self) -> Iterable[Any]: ...
+    @property
+    def tools(self) -> Any: ...
+    @property
+    def prompts(self) -> Any: ...
+    def runs_in_thread(self, tool: str) -> bool: ...
     def sessions(self) -> Mapping[Session, float]: ...
     def statistics(self) -> ServerStatistics: ...
     def telling_finished(self, hook: Finished) -> AbstractContextManager[None]: ...
@@ -287,7 +274,7 @@ def why_cancelled(job: Job) -> str:
     return reason.value if detail is None else f"{reason.value}: {detail}"
 
 
-def target_of(server: Named, job: Job) -> str | None:
+def target_of(server: Observed, job: Job) -> str | None:
     """Return the tool or prompt that a request is for, if the server has it: what callers make up has no end."""
     method, target = job.request.method.name, job.target
     offered = server.tools if method == "tools/call" else server.prompts if method == "prompts/get" else None

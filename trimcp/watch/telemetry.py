@@ -25,7 +25,7 @@ from trimcp.session.outgoing.calls import Rounds
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
-from trimcp.watch.picture import Named, Observed, link_of, outcome_of, target_of, why_cancelled
+from trimcp.watch.picture import Observed, link_of, outcome_of, target_of, why_cancelled
 
 BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms, in seconds, as the conventions give them."""
@@ -38,14 +38,6 @@ _TOOL_ERROR: Final[Attributes] = {"error.type": "tool_error"}
 _Handler: TypeAlias = Callable[[Any, Any], Any]
 
 
-class InstrumentedServer(Observed, Named, Protocol):
-    """The part of `Server` that is instrumented."""
-
-    parts: list[Any]
-    around: Any
-    on_session: Any
-
-
 class InstrumentedClient(Protocol):
     """The part of `Client` that is instrumented."""
 
@@ -54,7 +46,7 @@ class InstrumentedClient(Protocol):
 
 
 def instrument_server(
-    server: InstrumentedServer,
+    server: Observed,
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
@@ -69,8 +61,9 @@ def instrument_server(
         server: the server, which does not run yet.
         tracer_provider, meter_provider: instead of the global ones.
     """
-    telemetry = _ServerTelemetry(server, _Instruments("server", tracer_provider, meter_provider))
-    server.around, server.on_session = telemetry.around, telemetry.on_session
+    instruments = _Instruments("server", tracer_provider, meter_provider)
+    telemetry = _ServerTelemetry(server, instruments)
+    server.around, server.on_session = telemetry.around, instruments.on_session
     server.parts.append(telemetry.while_running)
 
 
@@ -89,8 +82,8 @@ def instrument_client(
         client: the client, which is not connected yet.
         tracer_provider, meter_provider: instead of the global ones.
     """
-    telemetry = _ClientTelemetry(_Instruments("client", tracer_provider, meter_provider))
-    client.make_rounds, client.on_session = telemetry.make_rounds, telemetry.on_session
+    instruments = _Instruments("client", tracer_provider, meter_provider)
+    client.make_rounds, client.on_session = instruments.make_rounds, instruments.on_session
 
 
 class _Instruments:
@@ -105,10 +98,13 @@ class _Instruments:
         self._sessions: Histogram | None = None
         self._began: dict[int, float] = {}
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there is somebody to tell."""
-        return self.tracer is not None or self.operations is not None
+    def make_rounds(self, *args: Any) -> Rounds:
+        """Return a call that is told of, or a plain one while there is nobody to tell."""
+        if self.tracer is None and self.operations is None:
+            return Rounds(*args)
+        rounds = _ToldRounds(*args)
+        rounds.instruments = self
+        return rounds
 
     def look(self) -> bool:
         """Take the providers that are configured now; return whether there is one. Not for each request: it asks."""
@@ -122,7 +118,7 @@ class _Instruments:
                 meter = meters.get_meter("trimcp")
                 self.operations = _histogram(meter, self._side, "operation", "How long a request took.")
                 self._sessions = _histogram(meter, self._side, "session", "How long a session lasted.")
-        return self.wanted
+        return self.tracer is not None or self.operations is not None
 
     def on_session(self, session: Session, opened: bool) -> None:
         """Note that a session begins or has ended."""
@@ -179,14 +175,10 @@ def _of_link(link: Link | None) -> Attributes:
 
 @attrs.define(eq=False)
 class _ServerTelemetry:
-    _server: InstrumentedServer
+    _server: Observed
     _instruments: _Instruments
     # Of the requests under way: the span, and what is known of the request from the start
     _spans: dict[int, tuple[Span, Attributes]] = attrs.field(init=False, factory=dict)
-
-    @property
-    def on_session(self) -> Callable[[Session, bool], None]:
-        return self._instruments.on_session
 
     @asynccontextmanager
     async def while_running(self, running: object) -> AsyncIterator[None]:
@@ -269,23 +261,6 @@ def _end(span: Span, failed: Attributes, why: str | None) -> None:
         span.set_attributes(failed)
         span.set_status(Status(StatusCode.ERROR, None if why is None else one_line(why, _LONGEST)))
     span.end()
-
-
-@attrs.define(eq=False)
-class _ClientTelemetry:
-    _instruments: _Instruments
-
-    @property
-    def on_session(self) -> Callable[[Session, bool], None]:
-        return self._instruments.on_session
-
-    def make_rounds(self, *args: Any) -> Rounds:
-        """Return a call that is told of, or a plain one while there is nobody to tell."""
-        if not self._instruments.wanted:
-            return Rounds(*args)
-        rounds = _ToldRounds(*args)
-        rounds.instruments = self._instruments
-        return rounds
 
 
 @attrs.define(eq=False, repr=False)

@@ -56,15 +56,15 @@ class Sources:
     reach: Reach
     pause: float = _PAUSE  # between two pictures
     why: str = "the server is gone"  # or what else became of the last one that was lost
-    _clients: dict[str, tuple[Viewed, AsyncExitStack]] = attrs.field(init=False, factory=dict)
+    clients: dict[str, tuple[Viewed, AsyncExitStack]] = attrs.field(init=False, factory=dict)
 
     async def pictures(self) -> list[dict[str, Any]]:
         """Return a picture of each server that is there now, with its name as `source`."""
         for name in self.reach.names():
-            if name not in self._clients:
+            if name not in self.clients:
                 await self._connect(name)
         pictures = []
-        for name, (client, stack) in list(self._clients.items()):
+        for name, (client, stack) in list(self.clients.items()):
             try:
                 picture = await client.ask("picture")
                 if not isinstance(picture, dict):
@@ -72,7 +72,7 @@ class Sources:
                 pictures.append({"source": name, **picture})
             except ConnectionLost as error:
                 self.why = str(error)
-                del self._clients[name]
+                del self.clients[name]
                 await stack.aclose()
         return pictures
 
@@ -82,14 +82,7 @@ class Sources:
                 client = await stack.enter_async_context(self.reach.connect(name))
             except ConnectionLost:
                 return  # it has ended meanwhile
-            self._clients[name] = client, stack.pop_all()
-
-    async def close(self) -> None:
-        """End the connections."""
-        async with AsyncExitStack() as every:
-            for _, stack in self._clients.values():
-                every.push_async_exit(stack)
-
+            self.clients[name] = client, stack.pop_all()
 
 @asynccontextmanager
 async def connected(reach: Reach) -> AsyncIterator[Sources]:
@@ -98,7 +91,9 @@ async def connected(reach: Reach) -> AsyncIterator[Sources]:
     try:
         yield sources
     finally:
-        await sources.close()
+        async with AsyncExitStack() as every:
+            for _, stack in sources.clients.values():
+                every.push_async_exit(stack)
 
 
 @attrs.frozen

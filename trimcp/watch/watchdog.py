@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -31,6 +31,9 @@ from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import log_crash
 from trimcp.watch.tree import work_tree
 
+if TYPE_CHECKING:
+    from trimcp.watch.picture import Observed
+
 log: logging.Logger = logging.getLogger("trimcp.watchdog")
 
 _PAUSE: Final = 0.1  # seconds between two checks
@@ -40,16 +43,9 @@ _TRIO: Final = f"{Path(trio.__file__).parent}{os.sep}"
 _BUSY: Final = 0.5  # share of the time; from here on threads compute rather than wait
 
 
-class Watched(Protocol):
-    """The part of `Server` that the watchdog uses, from its thread."""
-
-    def sessions(self) -> Mapping[Session, float]: ...
-    def runs_in_thread(self, tool: str) -> bool: ...
-
-
 @contextmanager
 def watchdog(
-    *servers: Watched, seconds: float = 30.0, lag: float | None = 0.25, whole_process: bool = False
+    *servers: Observed, seconds: float = 30.0, lag: float | None = 0.25, whole_process: bool = False
 ) -> Iterator[None]:
     """Watch the event loop of the task that enters, from a thread, for as long as the block runs.
 
@@ -94,7 +90,7 @@ def watchdog(
 class _Watchdog(trio.abc.Instrument):
     """The watching thread, and the instrument that notes when the current turn of the event loop began."""
 
-    servers: tuple[Watched, ...]
+    servers: tuple[Observed, ...]
     seconds: float
     lag: float
     whole_process: bool
