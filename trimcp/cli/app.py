@@ -8,6 +8,8 @@ from typing import Any, Final
 import click
 
 from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, Failure
+from trimcp.cli.text import theirs
+from trimcp.errors import AuthorizationError, LocalError
 
 COMMANDS: Final = {
     "run": ("serve.run", "Serve a file or module, here or by network."),
@@ -45,7 +47,10 @@ def find_command(name: str = "") -> click.Command | None:
 
 
 class _Commands(click.Group):
-    """The commands. Ctrl-C also ends one before it handles signals itself, for example while a server is imported."""
+    """The commands. Ctrl-C also ends one before it handles signals itself, for example while a server is imported.
+
+    What a command may raise, `Failure` apart, is made one here: its exit code is that of a wrong command line.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -62,6 +67,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Failure("interrupted", INTERRUPTED) from None
+        except (LocalError, AuthorizationError) as error:  # what was asked for, or is configured, cannot be
+            raise Failure(theirs(error, None)) from None
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

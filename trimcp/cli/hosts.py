@@ -107,7 +107,7 @@ def install(target: str, host: str, name: str | None, env: Sequence[str], projec
     config, servers = _read(path, kind)
     replaced = servers.get(name)
     shown = {**entry, **({"env": dict.fromkeys(entry["env"], "***")} if "env" in entry else {})}
-    screen = Screen(quiet=False)
+    screen = Screen()
     screen.note(f"{'In the place of the one there' if replaced else 'New'} in {theirs(path)}, under {kind.member}:")
     screen.show(json.dumps({name: shown}, indent=2))
     if replaced == entry:
@@ -136,7 +136,7 @@ def uninstall(name: str, host: str, project: bool, yes: bool) -> None:
     config, servers = _read(path, kind)
     if name not in servers:
         raise Failure(f"{host} has no server {theirs(name)}; it has {', '.join(map(theirs, servers)) or 'none'}")
-    screen = Screen(quiet=False)
+    screen = Screen()
     screen.note(f"{theirs(name)} will be taken out of {theirs(path)}.")
     _ask(yes)
     del servers[name]
@@ -154,7 +154,7 @@ def hosts(as_json: bool) -> None:
     Examples:
       trimcp hosts
     """
-    screen, found = Screen(quiet=False), list(_configured())
+    screen, found = Screen(), list(_configured())
     if as_json:
         screen.show(json.dumps(found, indent=2))
     else:

@@ -6,10 +6,11 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -185,6 +186,13 @@ def _others(module: ModuleType, place: str) -> str:
     return f"; it has {', '.join(names)}" if names else ""
 
 
+def become_program(server: str, arguments: Sequence[str]) -> None:
+    """Let a server find what a program of its own would: its arguments, and an output that takes any text."""
+    sys.argv = [server, *arguments]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
+
+
 def load_to_run(name: str, options: ProcessOptions, *, group: bool = False) -> Loaded:
     """Return what a module has to serve, made ready as the options say. Raises Failure: it cannot be loaded.
 
@@ -192,10 +200,8 @@ def load_to_run(name: str, options: ProcessOptions, *, group: bool = False) -> L
     """
     try:
         loaded = load_program(name)
-    except Failure:
+    except (Failure, UnusableFile):
         raise
-    except UnusableFile as error:
-        raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
     if options.admin is not None or group:

@@ -16,7 +16,7 @@ from trimcp.cli.exits import INTERRUPTED, LOGIN_EXIT_CODES, NO_CONNECTION, Failu
 from trimcp.cli.options import LoginOptions, Subcommand, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import theirs
-from trimcp.errors import AuthorizationError, LocalError
+from trimcp.errors import AuthorizationError
 from trimcp.transports.http.client.target import HttpServer
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def login(url: str, options: LoginOptions) -> None:
     """
     oauth = _oauth(options.identity, options)
     try:
-        credentials = trio.run(oauth.login, _server(url))
+        credentials = trio.run(oauth.login, HttpServer(url).address)
     except AuthorizationError as error:
         raise Failure(f"no login to {theirs(url, _FACT)}: {theirs(error, None)}", NO_CONNECTION) from None
     except KeyboardInterrupt:
         if sys.stdin.isatty():
             say("")  # the terminal shows ^C
         raise Failure("the login was given up", INTERRUPTED) from None
-    Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
+    Screen().show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
 
 
 @click.command(cls=Subcommand, epilog=LOGIN_EXIT_CODES)
@@ -66,13 +66,9 @@ def logout(url: str, identity: str) -> None:
       trimcp logout https://mcp.example/mcp
     """
     oauth = _oauth(identity)
-    try:
-        there = trio.run(oauth.logout, _server(url))
-    except AuthorizationError as error:
-        raise Failure(theirs(error, None)) from None
-    if not there:
+    if not trio.run(oauth.logout, HttpServer(url).address):
         raise Failure(f"there is no login to {theirs(url, _FACT)}; trimcp whoami shows which there are")
-    Screen(quiet=False).show(
+    Screen().show(
         f"Logged out of {theirs(url, _FACT)}. Its authorization server was not told: what it gave ends by itself."
     )
 
@@ -86,7 +82,7 @@ def whoami(as_json: bool) -> None:
     Examples:
       trimcp whoami
     """
-    screen = Screen(quiet=False)
+    screen = Screen()
     found = trio.run(_all_logins)
     if as_json:
         screen.show(json.dumps([_facts(key, credentials) for key, credentials in found], indent=2))
@@ -97,28 +93,20 @@ def whoami(as_json: bool) -> None:
         screen.show("Not logged in anywhere. Log in with: trimcp login URL")
 
 
-def stored_login(url: str) -> OAuth | None:
-    """Return the stored login for a URL, or None; it is refreshed if that needs no user."""
-    try:
-        from trimcp.auth.stores import keeps_logins
-    except ImportError:
-        return None
-    if not keeps_logins():
-        return None
-    oauth = _oauth("")
-    kept = trio.run(oauth.store.load, _key(url, ""))
-    return None if kept is None else attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None)
-
-
 def with_login(target: Any) -> Any:
-    """Return the target with its stored login, unless other credentials were given."""
+    """Return the target with its stored login, refreshed where that needs no user, unless other credentials are given.
+
+    Raises AuthorizationError: what is stored is damaged.
+    """
     if not isinstance(target, HttpServer) or any(name.lower() == "authorization" for name in target.headers):
         return target
-    try:
-        login = stored_login(target.address)
-    except AuthorizationError as error:
-        raise Failure(theirs(error, None)) from None
-    return target if login is None else attrs.evolve(target, auth=login)
+    oauth = _oauth("")
+    kept = trio.run(oauth.store.load, _key(target.address, ""))
+    if kept is None:
+        return target
+    return attrs.evolve(
+        target, auth=attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None)
+    )
 
 
 def _oauth(identity: str, options: LoginOptions | None = None) -> OAuth:
@@ -127,10 +115,7 @@ def _oauth(identity: str, options: LoginOptions | None = None) -> OAuth:
         from trimcp.auth import AuthorizationCode, Browser, FileStore, OAuth, PastedUrl
     except ImportError:
         raise Failure(_MISSING) from None
-    try:
-        oauth = OAuth(store=FileStore(), identity=identity)
-    except AuthorizationError as error:
-        raise Failure(theirs(error, None)) from None
+    oauth = OAuth(store=FileStore(), identity=identity)
     if options is None:
         return oauth
     secret = None if options.client_secret is None else os.environ.get(options.client_secret)
@@ -167,32 +152,21 @@ async def _ask(text: str) -> str:
 async def _all_logins() -> list[tuple[StoreKey, Credentials]]:
     from trimcp.auth.stores import FileStore
 
-    found = []
-    try:
-        store = FileStore()
-        for key in await store.keys():
-            try:
-                credentials = await store.load(key)
-            except AuthorizationError as error:  # one that is damaged hides no other
-                Screen(quiet=False).note(theirs(error, None), "yellow")
-            else:
-                found += [] if credentials is None else [(key, credentials)]
-    except AuthorizationError as error:
-        raise Failure(theirs(error, None)) from None
+    found, store = [], FileStore()
+    for key in await store.keys():
+        try:
+            credentials = await store.load(key)
+        except AuthorizationError as error:  # one that is damaged hides no other
+            Screen().note(theirs(error, None), "yellow")
+        else:
+            found += [] if credentials is None else [(key, credentials)]
     return found
-
-
-def _server(url: str) -> str:
-    try:
-        return HttpServer(url).address
-    except LocalError as error:
-        raise Failure(theirs(error, None)) from None
 
 
 def _key(url: str, identity: str) -> StoreKey:
     from trimcp.auth.credentials import StoreKey
 
-    return StoreKey(_server(url), identity)
+    return StoreKey(HttpServer(url).address, identity)
 
 
 def _facts(key: StoreKey, credentials: Credentials) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def new(name: str, directory: Path | None) -> None:
             f"{name} is the name of something that Python or the project needs; choose another, such as my-{name}"
         )
     folder = directory or Path(name)
-    screen = Screen(quiet=False)
+    screen = Screen()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise Failure(f"{theirs(folder)} is there already, and is not an empty folder; nothing was changed")

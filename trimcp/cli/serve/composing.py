@@ -95,18 +95,12 @@ def gateway(file: str, options: RunOptions) -> None:
         raise Failure("a gateway is one process without tasks of its own: --workers, --reload and --tasks are for run")
     trace_stdio(options.trace)
     over_network = check_network(options)
-    try:
-        server = make_gateway(file, prepare=_reached)
-    except LocalError as error:
-        raise Failure(theirs(str(error), _FACT)) from None
+    server = make_gateway(file, prepare=_reached)
     if over_network:
         from trimcp.cli.serve.network import serve  # not needed on standard input and output
 
         sys.exit(serve(lambda: Loaded(server), (), options))
-    try:
-        run_stdio(server, grace=options.grace, watchdog=options.watchdog)
-    except LocalError as error:
-        raise Failure(theirs(str(error), _FACT)) from None
+    run_stdio(server, grace=options.grace, watchdog=options.watchdog)
 
 
 def _reached(entry: ServerEntry) -> Any:

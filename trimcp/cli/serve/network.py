@@ -32,7 +32,7 @@ from trimcp.run import signals, watched
 from trimcp.server.registry import Change
 from trimcp.server.server import Server
 from trimcp.support.addresses import is_loopback
-from trimcp.support.files import UnusableFile, read_text
+from trimcp.support.files import read_text
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
 from trimcp.transports.http.peers.access import AccessLog, JsonFormatter
@@ -52,36 +52,33 @@ _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should ha
 def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal is received, and return the exit code.
 
-    `load`: returns the server and what belongs to it; called only in a process that serves it. Raises Failure: it did
-    not work; the text says what to do.
+    `load`: returns the server and what belongs to it; called only in a process that serves it. Raises Failure or
+    LocalError: it did not work; the text says what to do.
     """
     settings = _settings(options)
     worker = inherited()
-    try:
-        if options.certfile is not None:
-            tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
-        if (options.workers > 1 or options.reload) and worker is None:
-            return trio.run(_serve_by_workers, words, options, settings)
-        loaded = load()
-        server, auth = loaded.server, loaded.auth
-        if auth is not None and settings.auth is None and settings.authenticate is None:
-            settings = attrs.evolve(settings, auth=auth)
-        if options.agent_tools:
-            from trimcp.agent_tools import AgentTools
+    if options.certfile is not None:
+        tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
+    if (options.workers > 1 or options.reload) and worker is None:
+        return trio.run(_serve_by_workers, words, options, settings)
+    loaded = load()
+    server, auth = loaded.server, loaded.auth
+    if auth is not None and settings.auth is None and settings.authenticate is None:
+        settings = attrs.evolve(settings, auth=auth)
+    if options.agent_tools:
+        from trimcp.agent_tools import AgentTools
 
-            settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or AgentTools(server))
-        if options.metrics:
-            from trimcp.watch.metrics import Metrics
+        settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or AgentTools(server))
+    if options.metrics:
+        from trimcp.watch.metrics import Metrics
 
-            settings = attrs.evolve(settings, routes={**settings.routes, "/metrics": Metrics(server)})
-        if options.admin_http:
-            settings = _with_admin(server, settings)
-        _use_state_keys(server)
-        settings = _with_store(options, settings)
-        _set_up_logging(options)
-        return trio.run(_serve_here, server, options, settings, worker)
-    except LocalError as error:
-        raise Failure(str(error)) from None
+        settings = attrs.evolve(settings, routes={**settings.routes, "/metrics": Metrics(server)})
+    if options.admin_http:
+        settings = _with_admin(server, settings)
+    _use_state_keys(server)
+    settings = _with_store(options, settings)
+    _set_up_logging(options)
+    return trio.run(_serve_here, server, options, settings, worker)
 
 
 async def _serve_here(
@@ -227,10 +224,7 @@ def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> To
 def _read_tokens(file: Path) -> Authenticate:
     """Return a hook that knows the tokens of a file: `NAME: TOKEN` or `NAME [SCOPES]: TOKEN`, # for comments."""
     tokens: dict[str, str] = {}
-    try:
-        lines = read_text(file, "the tokens", secret=True).splitlines()
-    except UnusableFile as error:
-        raise Failure(str(error)) from None
+    lines = read_text(file, "the tokens", secret=True).splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

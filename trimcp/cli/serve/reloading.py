@@ -18,7 +18,6 @@ import trio
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
 from trimcp.cli.exits import Failure, say
 from trimcp.cli.loading import RELOADED
-from trimcp.cli.text import theirs
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals
 from trimcp.support.nurseries import open_service_nursery
@@ -83,10 +82,7 @@ async def changes(server: str) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
 def run_reloading(words: Sequence[str], server: str, grace: float) -> int:
     """Serve over standard input and output until the client leaves or a signal comes, and return the exit code."""
     command = (sys.executable, "-m", "trimcp.cli", "run", *own_words(words))
-    try:
-        return trio.run(_serve, command, server, grace)
-    except LocalError as error:
-        raise Failure(theirs(error, None)) from None
+    return trio.run(_serve, command, server, grace)
 
 
 async def _serve(command: Sequence[str], server: str, grace: float) -> int:

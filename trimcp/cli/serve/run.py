@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shlex
 import sys
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 import click
 
 from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
-from trimcp.cli.loading import NO_TASKS, Loaded, load_to_run
+from trimcp.cli.loading import NO_TASKS, Loaded, become_program, load_to_run
 from trimcp.cli.options import (
     RUN_SECTIONS,
     SERVER,
@@ -22,7 +21,6 @@ from trimcp.cli.options import (
     with_options,
 )
 from trimcp.cli.text import theirs
-from trimcp.errors import LocalError
 from trimcp.run import run_stdio
 
 _WAITING: Final = """\
@@ -62,18 +60,13 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     words = click.get_current_context().meta[WORDS]
     over_network = check_network(options)
     trace_stdio(options.trace)
-    sys.argv = [server, *arguments]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
+    become_program(server, arguments)
 
     def load() -> Loaded:
         # The processes look at one another.
         loaded = load_to_run(server, options, group=options.admin_http and options.workers > 1)
-        try:
-            if options.tasks is not None and not loaded.server.move_tasks(options.tasks, workers=True):
-                raise Failure(NO_TASKS.format(name=server))
-        except LocalError as error:
-            raise Failure(str(error)) from None
+        if options.tasks is not None and not loaded.server.move_tasks(options.tasks, workers=True):
+            raise Failure(NO_TASKS.format(name=server))
         return loaded
 
     if over_network:
@@ -87,7 +80,4 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     loaded = load().server
     if sys.stdin.isatty():  # a user at a terminal, who would see no output
         say(_WAITING.format(name=theirs(loaded.info.name, 60), server=shlex.quote(server)))
-    try:
-        run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
-    except LocalError as error:
-        raise Failure(str(error)) from None
+    run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,13 +10,11 @@ import click
 import trio
 
 from trimcp.cli.exits import WORKER_EXIT_CODES, Failure, say
-from trimcp.cli.loading import NO_TASKS, load_to_run
+from trimcp.cli.loading import NO_TASKS, become_program, load_to_run
 from trimcp.cli.options import SERVER, ProcessOptions, Subcommand, option, with_options
 from trimcp.cli.text import theirs
-from trimcp.errors import LocalError
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
-from trimcp.support.files import UnusableFile
 
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tasks": ("store", "running"),
@@ -56,20 +52,15 @@ def worker(server: str, arguments: tuple[str, ...], options: WorkerOptions) -> N
       trimcp worker package.module:server --store redis://cache.example:6379/0 --running 4
       trimcp worker long_job.py --store unix:///run/redis/redis.sock --grace 60 --admin
     """
-    sys.argv = [server, *arguments]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
+    become_program(server, arguments)
     loaded = load_to_run(server, options).server
-    try:
-        bounds = {} if options.running is None else {"running": options.running}
-        served = loaded.move_tasks(options.store, workers=False, grace=options.grace, **bounds)
-        if served is None:
-            raise Failure(NO_TASKS.format(name=server))
-        if not served.store.durable:
-            raise Failure("--store says where tasks are kept that other processes leave: sqlite:///path, redis://host")
-        trio.run(_work, loaded, options)
-    except (LocalError, UnusableFile) as error:
-        raise Failure(str(error)) from None
+    bounds = {} if options.running is None else {"running": options.running}
+    served = loaded.move_tasks(options.store, workers=False, grace=options.grace, **bounds)
+    if served is None:
+        raise Failure(NO_TASKS.format(name=server))
+    if not served.store.durable:
+        raise Failure("--store says where tasks are kept that other processes leave: sqlite:///path, redis://host")
+    trio.run(_work, loaded, options)
 
 
 async def _work(server: Server[Any], options: WorkerOptions) -> None:
