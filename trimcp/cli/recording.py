@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import NO_HEADERS, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.errors import ConnectionLost, LocalError, McpError
-from trimcp.run import signals
+from trimcp.run import on_signals
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.play import outgoing_of, play
 from trimcp.testing.transcript import JournalWriter, Transcript
@@ -88,39 +88,23 @@ def record(
     if port is not None and not agent_tools:
         raise click.UsageError("--port is for --agent-tools: a client of MCP speaks over standard input and output")
     headers = read_headers(options.headers, options.bearer)
-    size = int(max_size * 1024 * 1024)
-    agent_port = (port or 0) if agent_tools else None
-    sys.exit(_run_proxy(file, target, headers, masked=not unmasked, max_bytes=size, agent_port=agent_port))
-
-
-def _run_proxy(
-    file: Path,
-    words: tuple[str, ...],
-    headers: Mapping[str, str],
-    *,
-    masked: bool,
-    max_bytes: int,
-    agent_port: int | None = None,
-) -> int:
-    """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down.
-
-    `masked` and `max_bytes` are those of `JournalWriter`; `agent_port` is where an agent connects, None for MCP.
-    """
     relay: Callable[[JournalWriter], Awaitable[int]]
-    if agent_port is None:
-        target = _named_target(words, headers)
-        relay = partial(_relay_bytes if isinstance(target, StdioServer) else _relay_messages, target)
+    server: Any
+    if agent_tools:
+        server = _agent_target(target, headers)
+        relay = partial(relay_agent, server, port or 0)
     else:
-        target = _agent_target(words, headers)
-        relay = partial(relay_agent, target, agent_port)
+        server = _named_target(target, headers)
+        relay = partial(_relay_bytes if isinstance(server, StdioServer) else _relay_messages, server)
+    size = int(max_size * 1024 * 1024)
     try:
-        journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
+        journal = JournalWriter(file, shlex.join(target), masked=not unmasked, max_bytes=size, tell=_tell)
     except OSError as error:
         raise Failure(f"cannot write {file}: {error}") from None
     try:
-        return trio.run(_record, relay, journal)
+        sys.exit(trio.run(_record, relay, journal))
     except McpError as error:
-        raise Failure(lost_text(error, target), NO_CONNECTION) from None
+        raise Failure(lost_text(error, server), NO_CONNECTION) from None
     finally:
         journal.close()
 
@@ -142,15 +126,8 @@ def _tell(line: str) -> None:
 
 async def _record(relay: Callable[[JournalWriter], Awaitable[int]], journal: JournalWriter) -> int:
     code = 0
-    with signals() as stop, trio.CancelScope() as scope:
-        async with open_service_nursery() as nursery:
-
-            async def watch() -> None:
-                await stop.wait()
-                scope.cancel(reason="told to stop")
-
-            nursery.start_soon(watch)
-            code = await relay(journal)
+    with trio.CancelScope() as scope, on_signals(lambda number: scope.cancel(reason="told to stop")):
+        code = await relay(journal)
     return code
 
 
@@ -357,7 +334,7 @@ class AgentRelay:
         self._nursery.start_soon(self._serve, service, agent)
         return opened
 
-    async def _serve(self, service: MessageChannel, agent: MessageChannel | RecordedAgent) -> None:
+    async def _serve(self, service: MessageChannel, agent: MessageChannel) -> None:
         try:
             async with open_service_nursery() as nursery:
                 nursery.start_soon(self._pass_on, agent, service, True)
@@ -365,9 +342,7 @@ class AgentRelay:
         finally:
             self.over.set()
 
-    async def _pass_on(
-        self, source: MessageChannel | RecordedAgent, sink: MessageChannel | RecordedAgent, from_agent: bool
-    ) -> None:
+    async def _pass_on(self, source: MessageChannel, sink: MessageChannel, from_agent: bool) -> None:
         with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 for incoming in await source.receive():
@@ -377,7 +352,7 @@ class AgentRelay:
         await sink.aclose()  # which ends the other direction
 
 
-class RecordedAgent:
+class RecordedAgent(MessageChannel):
     """The connection of the agent, read no further while a batch of it waits for the service to take it."""
 
     def __init__(self, session: Session) -> None:
@@ -462,48 +437,36 @@ def replay(
       trimcp replay agent.jsonl ws://127.0.0.1:8000
       trimcp replay weather.jsonl --ignore /result/_meta -- npx -y some-server
     """
-    headers = read_headers(options.headers, options.bearer)
-    sys.exit(_run_replay(file, target, headers, ignore=ignore, patience=timeout, client=side == "client"))
-
-
-def _run_replay(
-    file: Path,
-    words: tuple[str, ...],
-    headers: Mapping[str, str],
-    *,
-    ignore: Iterable[str],
-    patience: float,
-    client: bool,
-) -> int:
-    """Play one side of the journal, print the differences, and return the exit code."""
-    if client != bool(words):
+    client = side == "client"
+    if client != bool(target):
         problem = "name the server to replay to" if client else "--side server takes no TARGET: the client starts it"
         raise Failure(problem)
     try:
         transcript = Transcript.load(file)
     except (ValueError, OSError) as error:
         raise Failure(f"{file}: {error}") from None
+    headers = read_headers(options.headers, options.bearer)
     connection: AbstractAsyncContextManager[MessageChannel]
-    target = None
+    server: Any = None
     if not transcript.agent_tools:
-        target = _named_target(words, headers) if client else None
-        connection = claim_stdio() if target is None else target.connect()
+        server = _named_target(target, headers) if client else None
+        connection = claim_stdio() if server is None else server.connect()
     elif client:
         from trimcp.agent_tools.client.websocket import open_agent_channel
 
-        target = _agent_target(words, headers)
-        connection = open_agent_channel(target)
+        server = _agent_target(target, headers)
+        connection = open_agent_channel(server)
     else:
         raise Failure("--side server is for MCP: an agent starts no server")
 
     async def run() -> list[str]:
         async with connection as channel:
-            return await play(transcript.messages, channel, client=client, ignore=list(ignore), patience=patience)
+            return await play(transcript.messages, channel, client=client, ignore=list(ignore), patience=timeout)
 
     try:
         problems = trio.run(run)
     except McpError as error:
-        raise Failure(lost_text(error, target), NO_CONNECTION) from None
+        raise Failure(lost_text(error, server), NO_CONNECTION) from None
     screen = Screen()
     write = screen.show if client else screen.complain  # playing the server, standard output belongs to the client
     who = "server" if client else "client"
@@ -514,4 +477,4 @@ def _run_replay(
     else:
         count = sum(from_client != client for from_client, _ in transcript.messages)
         write(f"the {who} says the same: {count} messages")
-    return _DIFFERS if problems else 0
+    sys.exit(_DIFFERS if problems else 0)
