@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
 
+import attrs
 import jsonschema_rs
 
 from trimcp.schema import work
@@ -66,18 +67,13 @@ _BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definition
 
 
 class SchemaBounds(NamedTuple):
-    """How large a schema may be.
+    """How large a schema may be."""
 
-    Attributes:
-        depth, subschemas, references: of subschemas, how many, and how many references among them.
-        members, characters: of everything in it; of its patterns and references, which take long to read.
-    """
-
-    depth: int
+    depth: int  # of subschemas
     subschemas: int
     references: int
-    members: int
-    characters: int
+    members: int  # of everything in it
+    characters: int  # of its patterns and references, which take long to read
 
 
 PEERS: Final = SchemaBounds(64, 5_000, 2_000, 40_000, 128 * 1024)
@@ -92,31 +88,16 @@ class _UnfitPattern(SchemaError):
     """The chosen pattern engine cannot run one of the patterns."""
 
 
+@attrs.define(eq=False, slots=False)
 class CompiledSchema:
-    """A schema compiled for the engine.
+    """A schema compiled for the engine."""
 
-    Args:
-        schema: the original schema.
-        patterns: the options of the pattern engine.
-        is_valid: returns whether a value satisfies the schema. Raises ValueError for text that is not Unicode.
-        budget: counts the references that `is_valid` follows; None if it does not count.
-        memory: about how many bytes its compiled forms take, at most; 0 if that is not known.
-    """
-
-    def __init__(
-        self,
-        schema: Schema,
-        patterns: _PatternOptions,
-        is_valid: Callable[[Any], bool],
-        budget: _WorkLimit | None = None,
-        memory: int = 0,
-    ) -> None:
-        self.is_valid: Callable[[Any], bool] = is_valid
-        self.memory: int = memory
-        self._schema = schema
-        self._patterns = patterns
-        self._budget = budget
-        self._explaining = _WorkLimit()
+    _schema: Schema
+    _patterns: _PatternOptions
+    is_valid: Callable[[Any], bool]  # raises ValueError for text that is not Unicode
+    _budget: _WorkLimit | None = None  # counts the references that `is_valid` follows; None if it does not count
+    memory: int = 0  # about how many bytes its compiled forms take, at most; 0 if that is not known
+    _explaining: _WorkLimit = attrs.field(init=False, factory=lambda: _WorkLimit())
 
     def problems(self, value: Any) -> list[str]:
         """Return at most ten texts that explain why `is_valid` refused this value; it must be the last one refused.
@@ -269,29 +250,28 @@ def _keyword(check: Callable[[Any], None]) -> type[jsonschema_rs.KeywordValidato
     return Keyword
 
 
+@attrs.define(eq=False)
 class _WorkLimit:
     """How much work one value may take. More fails at once.
 
     Where a value might take too much and the schema has references, an engine is asked that counts the references it
     follows: each is weighed, and most may not be followed.
-
-    Args:
-        schema: a peer's schema, or None where references are only counted.
-        tamed: the same, made safe.
     """
 
-    def __init__(self, schema: Schema | None = None, tamed: Tamed | None = None) -> None:
-        self.left: int = 0
-        self.keyword: type[jsonschema_rs.KeywordValidator] = _keyword(self._visit)
-        self.counting: Callable[[], jsonschema_rs.Validator] | None = None
-        self.tamed = tamed
-        self._schema = schema
-        self._engine: jsonschema_rs.Validator | None = None
-        self._worst = (0, 0)
-        self._work = 0.0  # that is left
-        self.counted: bool = False  # whether the last value was judged by counting
-        if tamed is not None and not tamed.references:
-            self._worst = work.worst_of(schema)
+    _schema: Schema | None = None  # a peer's, or None where references are only counted
+    tamed: Tamed | None = None  # the same, made safe
+    keyword: type[jsonschema_rs.KeywordValidator] = attrs.field(init=False)
+    counting: Callable[[], jsonschema_rs.Validator] | None = attrs.field(init=False, default=None)
+    counted: bool = attrs.field(init=False, default=False)  # whether the last value was judged by counting
+    left: int = attrs.field(init=False, default=0)
+    _engine: jsonschema_rs.Validator | None = attrs.field(init=False, default=None)
+    _worst: tuple[int, int] = attrs.field(init=False, default=(0, 0))
+    _work: float = attrs.field(init=False, default=0.0)  # that is left
+
+    def __attrs_post_init__(self) -> None:
+        self.keyword = _keyword(self._visit)
+        if self.tamed is not None and not self.tamed.references:
+            self._worst = work.worst_of(self._schema)
 
     def _visit(self, instance: Any) -> None:
         self.left -= 1
@@ -344,59 +324,40 @@ class _WorkLimit:
 
 
 def _measure(value: Any) -> tuple[int, int]:
-    """Return the members of a value, itself among them, and the characters of its texts. Does not recurse."""
-    members, characters = 1, 0
-    level = [value]
-    for each in level:  # grows during the loop
+    """Return the members of a value, itself among them, and the characters of its texts and names."""
+    characters, values = 0, [value]
+    for each in values:  # grows during the loop
         kind = type(each)
-        if kind is dict:
-            members += len(each)
-            for name, member in each.items():
-                characters += len(name)
-                kind = type(member)
-                if kind is str:
-                    characters += len(member)
-                elif kind is dict or kind is list:
-                    level.append(member)
-        elif kind is list:
-            members += len(each)
-            for member in each:
-                kind = type(member)
-                if kind is str:
-                    characters += len(member)
-                elif kind is dict or kind is list:
-                    level.append(member)
-        elif kind is str:
+        if kind is str:
             characters += len(each)
-    return members, characters
+        elif kind is dict:
+            characters += sum(map(len, each))
+            values += each.values()
+        elif kind is list:
+            values += each
+    return len(values), characters
 
 
 # --- counting of references ---
 
 
 class Tamed(NamedTuple):
-    """A schema that is safe to build and counts followed references, and the numbers of what is in it.
-
-    Attributes:
-        errors: that one value may have: one of each subschema, and one for each name that is required.
-        targets: returns what a subschema of the original refers to.
-    """
+    """A schema that is safe to build and counts followed references, and the numbers of what is in it."""
 
     schema: Schema
-    errors: int = 1
+    errors: int = 1  # that one value may have: one of each subschema, and one for each name that is required
     references: int = 0
     patterns: int = 0
+    # returns what a subschema of the original refers to
     targets: Callable[[dict[str, Any]], Iterator[Any]] = lambda node: iter(())
 
 
 def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False, counting: bool = True) -> Tamed:
     """Return a copy of a schema that is safe to build and, with `counting`, counts followed references.
 
-    With `terse`, `anyOf` and `oneOf` fail without collecting the errors of each alternative.
-
-    Raises:
-        SchemaError: it is too deep or too large, has a chain of references that is too long or a loop, embeds another
-            resource (`$id`), or refers to another document.
+    With `terse`, `anyOf` and `oneOf` fail without collecting the errors of each alternative. Raises SchemaError: it is
+    too deep or too large, has a chain of references that is too long or a loop, embeds another resource (`$id`), or
+    refers to another document.
     """
     dialect = dialect_of(schema)
     if isinstance(schema, bool):

@@ -130,12 +130,8 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
 
     A name that its module does not define is looked for in the class itself and its parents, and among the variables of
     the module's functions that run just now: a class in a function may name itself and its neighbours. Raises
-    TypeError: a name is found nowhere, or an annotation cannot be evaluated.
-
-    Args:
-        target: the function or class.
-        title: how an error about a name begins, as in "the annotations of Node name".
-        known: more names, such as those of the function's closure.
+    TypeError: a name is found nowhere, or an annotation cannot be evaluated. `title` begins the error about a name, as
+    in "the annotations of Node name"; `known` are more names, such as those of the function's closure.
     """
     names = dict(known or {})
     module = getattr(target, "__module__", None) or "its module"

@@ -65,11 +65,8 @@ class SchemaBuilder:
     def build(self, hint: Any, description: str | None = None) -> dict[str, Any]:
         """Return the schema of one type, which is complete only after `finish`.
 
+        `hint` has the extras of `Annotated`, or is what it was resolved to; `description` is used where they have none.
         Raises TypeError for a type without a JSON Schema, with what to use instead; UnreadableHint as `readable`.
-
-        Args:
-            hint: the type, with the extras of `Annotated`, or what it was resolved to.
-            description: used where the extras have none.
         """
         node = self.resolve(hint)
         schema = self._build_bare(node)

@@ -79,16 +79,13 @@ def describe(
     injected: Injected = lambda parameter, hint: False,
     loose: bool = False,
 ) -> Signature:
-    """Inspect a function.
+    """Inspect a function; also a method, a partial or an object with `__call__`.
 
-    Raises TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
-    text names function and parameter, and says what to do.
-
-    Args:
-        function: async or sync; also a method, a partial or an object with `__call__`.
-        injected: called with a parameter and its resolved type (with the extras of `Annotated`); returns whether the
-            caller fills it. Such parameters are not in the schema.
-        loose: the author wrote the schema, so arguments of types without a JSON form are allowed, and not converted.
+    `injected` is called with a parameter and its resolved type (with the extras of `Annotated`), and returns whether
+    the caller fills it: such parameters are not in the schema. `loose`: the author wrote the schema, so arguments of
+    types without a JSON form are allowed, and not converted. Raises TypeError: a parameter is positional-only or
+    `*args`, or its type has no JSON form or cannot be resolved. The text names function and parameter, and says what to
+    do.
     """
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__

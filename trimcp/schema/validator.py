@@ -29,14 +29,9 @@ class Validator:
     (look-around, back-references), a backtracking engine with a step limit is used; a text that exceeds the limit does
     not match. Not for peers' schemas: see `peer_validator`.
 
-    Values must be plain JSON values no deeper than `trimcp.wire.jsonrpc.parse` lets pass.
-
-    Args:
-        schema: a JSON Schema; without `$schema` it is 2020-12. Do not modify it afterwards.
-        late: compile it with the first value, for a schema that is known to be valid.
-
-    Raises:
-        SchemaError: the schema is not valid, names an unsupported dialect, or refers to another document.
+    Values must be plain JSON values no deeper than `trimcp.wire.jsonrpc.parse` lets pass. The schema, which without
+    `$schema` is 2020-12, must not be modified afterwards; one that is known to be valid can be compiled `late`, with
+    the first value. Raises SchemaError: it is not valid, names an unsupported dialect, or refers to another document.
     """
 
     __slots__ = ("_compiled", "schema")
@@ -158,9 +153,8 @@ class Fitter:
 def check_author_schema(schema: Schema) -> Validator:
     """Return a validator for a schema of a server's author, so that a mistake is found before the first call.
 
-    Raises:
-        SchemaError: the schema is not valid in its dialect, its dialect is not 2020-12, 2019-09 or draft 7, 6 or 4, no
-            engine accepts a pattern, or a `$ref` refers to another document. The text names the place.
+    Raises SchemaError: the schema is not valid in its dialect, its dialect is not 2020-12, 2019-09 or draft 7, 6 or 4,
+    no engine accepts a pattern, or a `$ref` refers to another document. The text names the place.
     """
     from trimcp.schema.engine import SchemaError, dialect_of
 
@@ -187,11 +181,8 @@ def peer_validator(schema: Schema) -> Validator:
     It never fetches a schema, and the cost of a value is bounded: references may not loop in place, and only a bounded
     number of them is followed for one value. A value that is large for a large schema, so that checking it could take
     seconds, is not valid. Patterns must suit the linear-time engine, so look-around and back-references are refused,
-    and their memory is bounded.
-
-    Raises:
-        SchemaError: the schema is not valid, is too large, has too long chains of references, has patterns that take
-            too much memory, or needs a refused feature.
+    and their memory is bounded. Raises SchemaError: the schema is not valid, is too large, has too long chains of
+    references, has patterns that take too much memory, or needs a refused feature.
     """
     from trimcp.schema.engine import compile_bounded
 

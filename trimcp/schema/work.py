@@ -217,7 +217,7 @@ class SchemaWork:
         if word == "uniqueItems":
             kinds = [0] if content is True else []
         else:
-            kinds = [kind_of(each) for each in _numbers_in(content)]
+            kinds = [kind_of(each) for each in _values_in(content) if type(each) in (int, float)]
             if word == "const" and type(content) is list and not any(type(each) in (list, dict) for each in content):
                 kinds = [max(kinds)] if kinds else []  # an enumeration of scalars is looked up
         found: float = sum(rows[kind][other] * numbers[other] for kind in kinds for other in (0, 1, 2))
@@ -229,41 +229,28 @@ def _of_pattern(pattern: Any) -> int:
     return _EASY_PATTERN if easy else _PATTERN
 
 
-def _numbers_in(content: Any) -> list[float]:
-    level, found = [content], []
-    for each in level:  # grows during the loop
-        kind = type(each)
-        if kind is int or kind is float:
-            found.append(each)
-        elif kind is list:
-            level += each
-        elif kind is dict:
-            level += each.values()
+def _values_in(content: Any) -> list[Any]:
+    """Return a JSON value and all that is in it. Does not recurse."""
+    found = [content]
+    for each in found:  # grows during the loop
+        if type(each) is list:
+            found += each
+        elif type(each) is dict:
+            found += each.values()
     return found
 
 
 def _size(content: Any) -> int:
-    level, characters = [content], 0
-    for each in level:  # grows during the loop
-        if type(each) is str:
-            characters += len(each)
-        elif type(each) is list:
-            level += each
-        elif type(each) is dict:
-            level += each.values()
-    return len(level) + characters // 256
+    values = _values_in(content)
+    return len(values) + sum(len(each) for each in values if type(each) is str) // 256
 
 
 def worst_of(schema: Any) -> tuple[int, int]:
     """Return nanoseconds that no member of a value exceeds, and no character, for a schema without references."""
     members = characters = 0
-    level = [schema]
-    for each in level:  # grows during the loop
+    for each in _values_in(schema):
         members += 4 * _EACH
-        if type(each) is list:
-            level += each
-        elif type(each) is dict:
-            level += each.values()
+        if type(each) is dict:
             for word, content in each.items():
                 if word in _NUMBERS or word == "enum":
                     rows = _NUMBERS.get(word, _NUMBERS["const"])
