@@ -59,44 +59,31 @@ _clock = time.monotonic
 _log = logging.getLogger("trimcp.security")
 
 
-class _EventCount:
-    """The number of events of one kind that were logged and left out in the current minute."""
-
-    __slots__ = ("left_out", "logged", "since")
-
-    def __init__(self, now: float) -> None:
-        self.since: float = now
-        self.logged: int = 0
-        self.left_out: int = 0
-
-
 class _EventCounts:
-    """The counts per kind. Their number is bounded by the number of kinds."""
+    """Of each kind when its present minute began, and its events since. Their number is bounded by that of the kinds."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, _EventCount] = {}
+        self._kinds: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
         self._at_exit = False
 
     def admit(self, kind: str, now: float) -> tuple[bool, list[tuple[str, int]]]:
         """Return whether an event may be logged, and the numbers left out in minutes that have passed."""
+        kind = kind if kind in SECURITY_EVENTS else _OTHER
         with self._lock:
             over = self._end_minutes(now)
-            entry = self._kinds.setdefault(kind if kind in SECURITY_EVENTS else _OTHER, _EventCount(now))
-            if entry.logged < PER_MINUTE:
-                entry.logged += 1
-                return True, over
-            entry.left_out += 1
-            if not self._at_exit:
+            since, events = self._kinds.get(kind, (now, 0))
+            self._kinds[kind] = since, events + 1
+            if events >= PER_MINUTE and not self._at_exit:
                 self._at_exit = True
                 atexit.register(tell_left_out)
-            return False, over
+            return events < PER_MINUTE, over
 
     def _end_minutes(self, now: float) -> list[tuple[str, int]]:
-        ended = [(name, entry) for name, entry in self._kinds.items() if now - entry.since >= _WINDOW]
-        for name, _ in ended:
-            del self._kinds[name]
-        return [(name or "other kinds", entry.left_out) for name, entry in ended if entry.left_out]
+        ended = [(kind, events) for kind, (since, events) in self._kinds.items() if now - since >= _WINDOW]
+        for kind, _ in ended:
+            del self._kinds[kind]
+        return [(kind or "other kinds", events - PER_MINUTE) for kind, events in ended if events > PER_MINUTE]
 
     def end_all(self) -> list[tuple[str, int]]:
         """Start new minutes and return the numbers left out in the present ones."""
@@ -118,8 +105,7 @@ def security_event(kind: str, **facts: object) -> None:
         kind: one of `SECURITY_EVENTS`.
         facts: what is known, by name: who, where, how much. Numbers stay numbers. Everything else becomes harmless text
             of bounded length, with secrets masked. A fact that is None is left out. Do not pass a secret: pass a
-                session id's
-            digest.
+            session id's digest.
     """
     if not _log.isEnabledFor(logging.WARNING):
         return
