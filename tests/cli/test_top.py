@@ -273,7 +273,8 @@ def test_a_socket_that_says_what_no_server_says_is_one_sentence(said: bytes, tol
 async def test_a_socket_that_says_nothing_is_not_waited_for_for_ever(autojump_clock: trio.testing.MockClock) -> None:
     ours, theirs = trio.socket.socketpair()
     with theirs:
-        client = admin.AdminClient(trio.SocketStream(ours), admin._Lines(trio.SocketStream(ours), 100))
+        stream = trio.SocketStream(ours)
+        client = admin.AdminClient(stream, admin.Lines(stream.receive_some, 100))
         with pytest.raises(trimcp.ConnectionLost, match="does not answer"):
             await client.ask("picture")
         ours.close()

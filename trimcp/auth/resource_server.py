@@ -255,10 +255,7 @@ class ResourceServer:
             other = None if judged else await self._by_others(head)
             return self._bad(bad) if other is None else other
         except AuthorizationError as error:
-            # Nobody can be let in whose token cannot be checked; it is not the client's fault.
-            log = _log.warning if self._told.take(time.monotonic()) else _log.debug  # strangers decide how often
-            log("a token could not be checked: %s", one_line(str(error)))
-            return Refused(503, (("Retry-After", "5"),), "tokens cannot be checked now; try again later")
+            return self._unchecked("token", error)
         self._verified[digest] = found
         while len(self._verified) > self.max_tokens:
             self._verified.popitem(last=False)
@@ -323,10 +320,14 @@ class ResourceServer:
         try:
             first = await uses.first_use(f"DPoP {found.token.key}", proof, 2 * PROOF_SECONDS)
         except OSError as error:
-            log = _log.warning if self._told.take(time.monotonic()) else _log.debug
-            log("a proof could not be checked: %s", one_line(str(error)))
-            return Refused(503, (("Retry-After", "5"),), "proofs cannot be checked now; try again later")
+            return self._unchecked("proof", error)
         return found.principal if first else self._bad(BadToken(USED, "invalid_dpop_proof"))
+
+    def _unchecked(self, what: str, error: Exception) -> Refused:
+        """Return the answer where nobody can say whether what is shown is good, which is not the client's fault."""
+        log = _log.warning if self._told.take(time.monotonic()) else _log.debug  # strangers decide how often
+        log("a %s could not be checked: %s", what, one_line(str(error)))
+        return Refused(503, (("Retry-After", "5"),), f"{what}s cannot be checked now; try again later")
 
     def _check_binding(self, head: Head, scheme: str, token: str, good: AccessToken) -> str:
         """Return the id of the proof that a token is sent with. Raises BadToken."""

@@ -165,17 +165,14 @@ class FileStore(CredentialStore):
             raise AuthorizationError(f"{self.path} does not hold logins of trimcp; move it away to begin anew")
         return kept
 
-    def _folder(self) -> None:
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise AuthorizationError(f"{self.path.parent} cannot be made: {advice(error)}") from None
-
     def _lock(self, name: str) -> Any:
         """Return a lock of this name beside the file, which nobody holds yet."""
         from filelock import FileLock
 
-        self._folder()
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise AuthorizationError(f"{self.path.parent} cannot be made: {advice(error)}") from None
         return FileLock(self.path.with_name(name), thread_local=False, mode=0o600)
 
     def _change(self, entry: str, text: str | None) -> bool:
@@ -192,16 +189,12 @@ class FileStore(CredentialStore):
                 del entries[entry]
             else:
                 return False
-            self._replace(json.dumps({"logins": entries}, indent=1).encode())
+            replace_file(self.path, json.dumps({"logins": entries}, indent=1).encode())
+        except OSError as error:
+            raise AuthorizationError(f"{self.path} cannot be written: {advice(error)}") from None
         finally:
             lock.release()
         return there
-
-    def _replace(self, data: bytes) -> None:
-        try:
-            replace_file(self.path, data)
-        except OSError as error:
-            raise AuthorizationError(f"{self.path} cannot be written: {advice(error)}") from None
 
 
 class KeyringStore(CredentialStore):

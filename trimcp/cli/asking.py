@@ -104,7 +104,8 @@ class Asker:
                 asked = f"The server asks: {theirs(params.message, None)}"
                 self.screen.note(f"{asked}\nDeclined: standard input is no terminal to ask at.", "yellow")
                 return ElicitResult(action="decline")
-            with self.screen.paused(), self.standstill():
+            self.screen.end_progress()
+            with self.standstill():
                 try:
                     if isinstance(params, ElicitURLParams):
                         return await self._ask_url(params)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import attrs
@@ -116,17 +114,11 @@ class Screen:
         )
 
     def end_progress(self) -> None:
-        """Remove the bar."""
+        """Remove the bar; the next progress shows it again."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
         self._next_line = 0.0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Remove the bar while the user is asked in the block; the next progress shows it again."""
-        self.end_progress()
-        yield
 
     def give_back(self) -> None:
         """Restore the terminal before the process ends at once."""

@@ -6,7 +6,6 @@ It listens on the loopback interface only and stores nothing. Never expose it to
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import json
 import secrets
@@ -20,6 +19,7 @@ import attrs
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
+from trimcp.auth.jose import hash_of
 from trimcp.budget import Budget
 from trimcp.channel import require_trio
 from trimcp.support.addresses import is_loopback
@@ -35,12 +35,6 @@ _FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
 
 
 _FOR_PAGES: Final = (("Access-Control-Allow-Origin", "*"),)  # a client may be a page
-
-
-@attrs.frozen
-class _IssuedCode:
-    query: Mapping[str, str]
-    user: str
 
 
 @attrs.define(eq=False)
@@ -62,7 +56,7 @@ class ToyIssuer:
     connections: int = attrs.field(init=False, default=0)
     deadlines: Deadlines = attrs.field(init=False, factory=Deadlines, repr=False)
     budget: Budget = attrs.field(init=False, factory=Budget, repr=False)
-    _codes: dict[str, _IssuedCode] = attrs.field(init=False, factory=dict, repr=False)
+    _codes: dict[str, tuple[Mapping[str, str], str]] = attrs.field(init=False, factory=dict, repr=False)
     _refresh: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict, repr=False)
 
     def token(self, user: str, resource: str, scope: str = "", **claims: Any) -> str:
@@ -151,7 +145,7 @@ class ToyIssuer:
         back = {"state": query.get("state", ""), "iss": self.url}
         if user and query.get("code_challenge_method") == "S256":
             code = secrets.token_urlsafe(16)
-            self._codes[code] = _IssuedCode(query, user)
+            self._codes[code] = query, user
             back["code"] = code
         else:
             back["error"] = "access_denied"
@@ -160,12 +154,10 @@ class ToyIssuer:
     def _give(self, head: Head, fields: Mapping[str, str]) -> HttpResponse:
         grant = fields.get("grant_type")
         if grant == "authorization_code":
-            code = self._codes.pop(fields.get("code", ""), None)
-            digest = hashlib.sha256(fields.get("code_verifier", "").encode()).digest()
-            challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-            if code is None or challenge != code.query.get("code_challenge"):
+            query, user = self._codes.pop(fields.get("code", ""), ({}, ""))
+            if hash_of(fields.get("code_verifier", "")) != query.get("code_challenge"):
                 return _error(400, "invalid_grant", "there is no such code")
-            granted = {"sub": code.user, "client_id": code.query["client_id"], "scope": code.query.get("scope", "")}
+            granted = {"sub": user, "client_id": query["client_id"], "scope": query.get("scope", "")}
             return self._tokens(head, granted, fields.get("resource", ""))
         if grant == "refresh_token":
             known = self._refresh.pop(fields.get("refresh_token", ""), None)

@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ async def _serve(server: Observed, places: trio.Semaphore, stream: trio.SocketSt
             if who is None:
                 return
             with Observation(server, who=who) as observation:
-                lines = _Lines(stream, _LONGEST)
+                lines = Lines(partial(stream.receive_some, _CHUNK), _LONGEST)
                 while (line := await lines.next()) is not None:
                     answer = await _answer(observation, line)
                     with trio.fail_after(_PATIENCE):
@@ -142,10 +142,10 @@ def _who(sock: trio.socket.SocketType) -> str | None:
 
 
 @attrs.define(eq=False)
-class _Lines:
-    """The lines that arrive on a stream, of at most so many bytes."""
+class Lines:
+    """The lines of what arrives in pieces, of at most so many bytes."""
 
-    stream: trio.SocketStream
+    receive: Callable[[], Awaitable[bytes]]  # returns b"" at the end
     most: int
     buffer: bytearray = attrs.field(init=False, factory=bytearray)
 
@@ -155,8 +155,8 @@ class _Lines:
         while (end := buffer.find(b"\n", seen)) < 0:
             seen = len(buffer)
             if seen > self.most:
-                raise ConnectionLost("a line is too long")
-            data = await self.stream.receive_some(_CHUNK)
+                raise ConnectionLost("it sent a line that is too long")
+            data = await self.receive()
             if not data:
                 return None
             buffer += data
@@ -211,7 +211,7 @@ class AdminClient:
     """A connection to the socket of a server."""
 
     _stream: trio.SocketStream
-    _answers: _Lines
+    _answers: Lines
 
     async def ask(self, do: str, **members: Any) -> Any:
         """Send one request and return what was done.
@@ -251,7 +251,7 @@ async def connect_admin(path: str | os.PathLike[str]) -> AsyncIterator[AdminClie
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {os.fspath(path)}: {error.strerror or error}") from error
     async with stream:
-        yield AdminClient(stream, _Lines(stream, _LARGEST))
+        yield AdminClient(stream, Lines(partial(stream.receive_some, _CHUNK), _LARGEST))
 
 
 def announced_sockets(group: str | None = None) -> list[Path]:

@@ -85,15 +85,13 @@ def _describe_client(job: Job) -> str:
     return f"{who}{'' if principal is None else f', as {in_quotes(principal)}'}, in revision {admission.revision.name}"
 
 
-def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
+def _describe_session(session: Session, jobs: list[Job], room: int, now: float) -> Iterator[list[str]]:
     """Yield the lines of each request, at most `room` lines."""
-    jobs = list(jobs)
-    tasks = _tasks_of_work(session, jobs)
+    places = waiting_places(session, jobs[:room], _MOST_LINES_EACH - 1)
     for job in jobs:
         if room <= 0:
             return
-        waits = (_STEP + line for line in _describe_tasks(job, tasks))
-        lines = [_describe_job(job, now), *islice(waits, _MOST_LINES_EACH - 1)]
+        lines = [_describe_job(job, now), *(_STEP + line for line in places[id(job)])]
         room -= len(lines)
         yield lines
 

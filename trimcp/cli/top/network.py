@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from trimcp.cli.text import theirs
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import NotAuthorized
+from trimcp.watch.admin import Lines
 from trimcp.watch.network import PATH, SCOPE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class NetworkServer:
                     said = (await reply.small_body(1000)).decode(errors="replace")
                     raise LocalError(_REFUSED.get(reply.status, f"it answered {reply.status}: {theirs(said, 200)}"))
                 async with reply.chunks() as chunks:
-                    yield _Values(chunks)
+                    yield _Values(Lines(partial(anext, chunks, b""), _LARGEST))
         except NotAuthorized as error:
             raise LocalError(str(error)) from None
         except ExchangeBroken as error:
@@ -109,25 +109,18 @@ class _Pictures:
 
 @attrs.define(eq=False)
 class _Values:
-    """The values of lines of JSON that arrive in pieces."""
+    """The values of lines of JSON."""
 
-    chunks: AsyncIterator[bytes]
-    lines: deque[bytes] = attrs.field(init=False, factory=deque)
-    rest: bytearray = attrs.field(init=False, factory=bytearray)
+    lines: Lines
 
     def __aiter__(self) -> _Values:
         return self
 
     async def __anext__(self) -> Any:
-        while not self.lines:
-            first, *more = (await anext(self.chunks)).split(b"\n")
-            self.rest += first
-            for line in more:
-                self.lines.append(bytes(self.rest))
-                self.rest = bytearray(line)
-            if len(self.rest) > _LARGEST:
-                raise ConnectionLost("it sent a line that is too long")
+        line = await self.lines.next()
+        if line is None:
+            raise StopAsyncIteration
         try:
-            return orjson.loads(self.lines.popleft())
+            return orjson.loads(line)
         except ValueError:
             raise ConnectionLost("what it says cannot be read") from None
