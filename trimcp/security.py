@@ -31,7 +31,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "header_mismatch": "headers and the body they repeat differ",
         "flood_refused": "requests were refused because too much is under way",
         "memory_reclaimed": "whoever held most was ended, because the memory for all peers was used up",
-        "gave_way": "a session or connection was let go for a newcomer because there may be no more",
+        "gave_way": "a session or connection was ended to make room for a new one, because there may be no more of them",
         "peer_stalled": "a peer that took nothing for too long was dropped",
         "schema_refused": "a schema from a server is beyond the bounds, or no schema",
         "redirect_refused": "a server sent us to another origin",
@@ -40,7 +40,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "tool_registered": "an agent registered a tool, or one waits for approval",
         "tool_removed": "an agent removed a tool",
         "worker_refused": "a worker process did what its tool does not declare; it was ended, or is not used again",
-        "admin_refused": "another user came to the socket at which a server is looked at",
+        "admin_refused": "somebody may not look at a server: another user at its socket, or a token without the scope",
         "too_many_questions": "a server asked more questions than one call may",
     }
 )

@@ -276,7 +276,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(file: Path) -> None:
     [
         ("", "line 1"),
         ('{"trimcp_journal":2}\n', "format 1"),
-        ('{"trimcp_journal":1}\n[]\n', "line 2: not an object"),
+        ('{"trimcp_journal":1}\n[]\n', "line 2: it is no JSON object"),
         ('{"trimcp_journal":1}\n{"from":"me","message":{}}\n', "line 2"),
         ('{"trimcp_journal":1}\n{"from":"client","message":' + "[" * 129 + "]" * 129 + "}\n", "deeper than 129 levels"),
     ],

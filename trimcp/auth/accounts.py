@@ -120,7 +120,7 @@ class Account:
             if self.credentials is None:
                 raise
             log = _log.debug if self.unread else _log.warning
-            log("the login for %s is used as it was: %s", self.key, _why(error))
+            log("the stored login for %s cannot be read, and the one in memory is used: %s", self.key, _why(error))
             self.unread = True
             return self.credentials
         if self.unsaved is None:
@@ -134,18 +134,18 @@ class Account:
     async def save(self, store: CredentialStore, replaced: Credentials | None) -> None:
         """Let the store keep the credentials; the store's lock is held. What goes wrong is a warning."""
         assert self.credentials is not None
-        first, self.unsaved, self.replaced = self.unsaved is None, "that was given up", replaced
+        first, self.unsaved, self.replaced = self.unsaved is None, "it was cancelled", replaced
         try:
             with trio.move_on_after(_SAVING) as saving:
                 await store.save(self.key, self.credentials)
-            self.unsaved = f"that took longer than {_SAVING:g} s" if saving.cancelled_caught else None
+            self.unsaved = f"it took longer than {_SAVING:g} s" if saving.cancelled_caught else None
         except Exception as error:  # as above
             self.unsaved = _why(error)
         finally:
             if self.unsaved is not None:
                 _log.log(
                     logging.WARNING if first else logging.DEBUG,
-                    "the login for %s could not be kept: %s; while this program runs it is used, and tried again",
+                    "the login for %s could not be kept: %s; it is used while this program runs, and keeping it is tried again",
                     self.key,
                     self.unsaved,
                 )

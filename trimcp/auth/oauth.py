@@ -377,4 +377,4 @@ def _refusal(status: int, challenge: AuthChallenge | None) -> str:
     if status == 401:
         return "the server refuses the token that the authorization server gave for it"
     scopes = () if challenge is None else sorted(challenge.scopes)
-    return f"the server wants more than could be had: {shown(' '.join(scopes))}"
+    return f"the server wants scopes that the token does not have: {shown(' '.join(scopes))}"

@@ -81,7 +81,7 @@ def read_keys(body: bytes) -> dict[str, Key]:
     """
     keys = (json_object(body) or {}).get("keys")
     if not isinstance(keys, list) or len(keys) > _MAX_KEYS:
-        raise ValueError(f"these are no keys, or more than {_MAX_KEYS}")
+        raise ValueError(f"it is no JWK set, or has more than {_MAX_KEYS} keys")
     found: dict[str, Key] = {}
     for number, jwk in enumerate(keys):
         kind = _PUBLIC.get(str(jwk.get("kty"))) if isinstance(jwk, dict) else None
@@ -280,7 +280,7 @@ def check_proof(
         raise bad("the proof is not a JWT") from None
     jwk, algorithm = header.get("jwk"), str(header.get("alg"))
     if header.get("typ") != "dpop+jwt" or algorithm not in ASYMMETRIC or not isinstance(jwk, dict):
-        raise bad("the proof is none of DPoP, or its algorithm is not allowed")
+        raise bad("the proof is not one of DPoP (typ), or its algorithm is not allowed")
     if jwk.keys() & {"d", "p", "q", "dp", "dq", "qi", "k", "oth"}:
         raise bad("the proof shows a private key")
     try:

@@ -302,7 +302,7 @@ class AgentRelay:
         offered = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",")]
         whole = head.websocket and is_websocket_key(headers.get("sec-websocket-key"))
         if not whole or SUBPROTOCOL not in offered:
-            return refusal(400, "this is a WebSocket of agent tools: offer its subprotocol")
+            return refusal(400, f"this is a WebSocket of agent tools: offer the subprotocol {SUBPROTOCOL}")
         if self._taken:
             return refusal(503, "one agent is recorded already")
         self._taken = True

@@ -29,7 +29,7 @@ from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse
 
 _FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
-<p>{client} asks to use {resource}{scopes}. This is a toy: it believes what you write.
+<p>{client} asks to use {resource}{scopes}. It is for tests: whatever name you write is believed.
 <form method=post><label>Your name <input name=user value=ann autofocus></label> <button>Log in</button></form>
 """
 
@@ -141,7 +141,7 @@ class ToyIssuer:
     def _approve(self, query: Mapping[str, str], user: str) -> HttpResponse:
         target = query.get("redirect_uri", "")
         if not is_loopback(urlsplit(target).hostname or ""):
-            return _error(400, "invalid_request", "a toy sends nobody to another machine")
+            return _error(400, "invalid_request", "the redirect_uri has to be on this machine")
         back = {"state": query.get("state", ""), "iss": self.url}
         if user and query.get("code_challenge_method") == "S256":
             code = secrets.token_urlsafe(16)
@@ -170,7 +170,7 @@ class ToyIssuer:
                 return _error(401, "invalid_client", "there is no such client")
             granted = {"sub": name, "client_id": name, "scope": fields.get("scope", "")}
             return self._tokens(head, granted, fields.get("resource", ""))
-        return _error(400, "unsupported_grant_type", "a toy knows three")
+        return _error(400, "unsupported_grant_type", "this server knows authorization_code, refresh_token and client_credentials")
 
     def _tokens(self, head: Head, granted: dict[str, str], resource: str) -> HttpResponse:
         more: dict[str, Any] = {"client_id": granted["client_id"]}

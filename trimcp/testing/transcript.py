@@ -273,5 +273,5 @@ def _value(text: str, number: int) -> Any:
 def _entry(line: str, number: int) -> dict[str, Any]:
     entry = _value(line, number)
     if not isinstance(entry, dict):
-        raise ValueError(f"line {number}: not an object")
+        raise ValueError(f"line {number}: it is no JSON object")
     return entry

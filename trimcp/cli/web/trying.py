@@ -225,7 +225,7 @@ class Trying:
         """Call `tool` with `arguments`: send progress, then the result. `id` is for `cancel`."""
         id, tool, arguments = str(members["id"]), str(members["tool"]), _object(members["arguments"])
         if id in self._calls:
-            raise LocalError("there is such a call already")
+            raise LocalError("a call with this id is under way already")
         began = trio.current_time()
         with trio.CancelScope() as scope:
             self._calls[id] = scope
