@@ -33,7 +33,7 @@ from trimcp.auth.metadata import (
     secure_url,
     texts_in,
 )
-from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit, code_of, failed, hint, object_in, refusal, shown
+from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit, accepted, code_of, hint, object_in, refusal, shown
 from trimcp.errors import AuthorizationError
 from trimcp.transports.targets import basic_authorization
 
@@ -280,10 +280,7 @@ class Login:
             about["dpop_bound_access_tokens"] = True
         headers = {"content-type": "application/json", "accept": "application/json"}
         reply: Fetched = yield Fetch(server.registration_endpoint, "POST", headers, json.dumps(about).encode())
-        said = object_in(reply)
-        if failed(reply, said, 200, 201):
-            raise refusal(f"{shown(server.issuer)} did not register this client", reply, said)
-        assert said is not None
+        said = accepted(reply, f"{shown(server.issuer)} did not register this client", 200, 201)
         client_id, secret = said.get("client_id"), said.get("client_secret")
         ends, named = said.get("client_secret_expires_at"), said.get("token_endpoint_auth_method")
         limit = said.get("scope")  # RFC 7591 section 2: the client may ask for no others
@@ -320,10 +317,7 @@ class Login:
         if grant.idp_client_secret is not None:
             form["client_secret"] = grant.idp_client_secret
         reply: Fetched = yield Fetch(endpoint, "POST", _FORM, urlencode(form).encode())
-        said = object_in(reply)
-        if failed(reply, said):
-            raise refusal("the identity provider gave no assertion for the server", reply, said)
-        assert said is not None
+        said = accepted(reply, "the identity provider gave no assertion for the server")
         assertion = said.get("access_token")
         if said.get("issued_token_type") != _ID_JAG or not isinstance(assertion, str):
             raise AuthorizationError("the identity provider gave something else than an identity assertion")
@@ -347,27 +341,25 @@ class Login:
         if not endpoint:
             raise AuthorizationError(f"the authorization server {shown(server.issuer)} has no token endpoint")
         bound = self._bound(server)
-        reply, said = yield from self._ask(server, registration, fields, bound)
+        reply = yield from self._ask(server, registration, fields, bound)
         nonce = reply.headers.get("dpop-nonce")
-        if bound and nonce and said is not None and said.get("error") == "use_dpop_nonce":
+        if bound and nonce and (object_in(reply) or {}).get("error") == "use_dpop_nonce":
             assert self.proof_key is not None
             self.proof_key.nonces[origin_of(endpoint)] = nonce  # RFC 9449 section 8
-            reply, said = yield from self._ask(server, registration, fields, bound)
-        if failed(reply, said):
-            raise refusal(f"{shown(server.issuer)} gave no token", reply, said)
-        assert said is not None
+            reply = yield from self._ask(server, registration, fields, bound)
+        said = accepted(reply, f"{shown(server.issuer)} gave no token")
         return self._taken(said, scopes, bound, server.issuer)
 
     def _ask(
         self, server: AuthorizationServer, registration: Registration, fields: Mapping[str, str], bound: bool
-    ) -> Flow[tuple[Fetched, dict[str, Any] | None]]:
+    ) -> Flow[Fetched]:
         fields = dict(fields)
         headers = {**_FORM, **self._client_authentication(server, registration, fields)}
         if bound:
             assert self.proof_key is not None
             headers["dpop"] = self.proof_key.proof("POST", server.token_endpoint)
         reply: Fetched = yield Fetch(server.token_endpoint, "POST", headers, urlencode(fields).encode(), once=True)
-        return reply, object_in(reply)
+        return reply
 
     def _client_authentication(
         self, server: AuthorizationServer, registration: Registration, fields: dict[str, str]

@@ -70,9 +70,15 @@ def object_in(reply: Fetched) -> dict[str, Any] | None:
     return json_object(reply.body)
 
 
-def failed(reply: Fetched, said: dict[str, Any] | None, *statuses: int) -> bool:
-    """Return whether a reply is a refusal: by its status, or with 200 and an `error`, as some servers do."""
-    return reply.status not in (statuses or (200,)) or said is None or bool(said.get("error"))
+def accepted(reply: Fetched, otherwise: str, *statuses: int) -> dict[str, Any]:
+    """Return the JSON object of a reply that is no refusal: by its status, or with 200 and an `error`, as some do.
+
+    Raises AuthorizationError, whose text begins with `otherwise`.
+    """
+    said = object_in(reply)
+    if said is None or said.get("error") or reply.status not in (statuses or (200,)):
+        raise refusal(otherwise, reply, said)
+    return said
 
 
 def refusal(what: str, reply: Fetched, said: dict[str, Any] | None) -> AuthorizationError:
