@@ -31,7 +31,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "header_mismatch": "headers and the body they repeat differ",
         "flood_refused": "requests were refused because too much is under way",
         "memory_reclaimed": "whoever held most was ended, because the memory for all peers was used up",
-        "gave_way": "a session or connection was ended to make room for a new one, because there may be no more of them",
+        "gave_way": "a session or connection was ended to make room for a new one: there may be no more",
         "peer_stalled": "a peer that took nothing for too long was dropped",
         "schema_refused": "a schema from a server is beyond the bounds, or no schema",
         "redirect_refused": "a server sent us to another origin",
@@ -60,7 +60,7 @@ _log = logging.getLogger("trimcp.security")
 
 
 class _EventCounts:
-    """Of each kind when its present minute began, and its events since. Their number is bounded by that of the kinds."""
+    """Of each kind when its present minute began, and its events since; bounded by the number of kinds."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[float, int]] = {}

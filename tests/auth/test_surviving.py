@@ -366,7 +366,9 @@ async def refuse(world: World, oauth: OAuth, requests: int, *, status: int = 401
                         await authorizer.refused(status, MORE if status == 403 else UNAUTHORIZED, sent, tries)
                 except AuthorizationError as error:
                     errors.append(str(error))
-    assert all("refuses the token" in error or "scopes that the token does not have" in error for error in errors), errors
+    assert all("refuses the token" in error or "scopes that the token does not have" in error for error in errors), (
+        errors
+    )
     return len(errors)
 
 

@@ -145,7 +145,7 @@ class Account:
             if self.unsaved is not None:
                 _log.log(
                     logging.WARNING if first else logging.DEBUG,
-                    "the login for %s could not be kept: %s; it is used while this program runs, and keeping it is tried again",
+                    "the login for %s could not be kept: %s; it is used all the same, and that is tried again",
                     self.key,
                     self.unsaved,
                 )

@@ -85,7 +85,9 @@ class Browser(UserAgent):
             listeners = await trio.open_tcp_listeners(port, host=self.host)
         except OSError:
             if self.port:
-                raise AuthorizationError(f"port {self.port} is in use, so the browser could not come back to it; choose another, or 0") from None
+                raise AuthorizationError(
+                    f"port {self.port} is in use, so the browser could not come back to it; choose another, or 0"
+                ) from None
             listeners = await trio.open_tcp_listeners(0, host=self.host)
         try:
             number = listeners[0].socket.getsockname()[1]

@@ -104,9 +104,7 @@ def with_login(target: Any) -> Any:
     kept = trio.run(oauth.store.load, _key(target.address, ""))
     if kept is None:
         return target
-    return attrs.evolve(
-        target, auth=attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None)
-    )
+    return attrs.evolve(target, auth=attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None))
 
 
 def _oauth(identity: str, options: LoginOptions | None = None) -> OAuth:

@@ -125,10 +125,9 @@ def _tell(line: str) -> None:
 
 
 async def _record(relay: Callable[[JournalWriter], Awaitable[int]], journal: JournalWriter) -> int:
-    code = 0
     with trio.CancelScope() as scope, on_signals(lambda number: scope.cancel(reason="told to stop")):
-        code = await relay(journal)
-    return code
+        return await relay(journal)
+    return 0
 
 
 # Bytes

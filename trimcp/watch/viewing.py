@@ -84,6 +84,7 @@ class Sources:
                 return  # it has ended meanwhile
             self.clients[name] = client, stack.pop_all()
 
+
 @asynccontextmanager
 async def connected(reach: Reach) -> AsyncIterator[Sources]:
     """Keep connections to servers while the block runs."""
