@@ -260,7 +260,7 @@ async def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
-        with pytest.raises(AuthorizationError, match="is taken"):
+        with pytest.raises(AuthorizationError, match="is in use"):
             async with Browser(port=sock.getsockname()[1]).redirect(None):
                 pass
 

@@ -108,7 +108,7 @@ async def test_a_call_tells_its_progress_and_a_cancel_reaches_its_handler() -> N
         nursery.start_soon(partial(tab.run, "call", id="1", tool="hold", arguments={}))
         step = await tab.until("call", lambda line: "progress" in line)
         assert (step["progress"], step["total"], step["message"]) == (1, 2, "half")
-        with pytest.raises(trimcp.LocalError, match="such a call already"):
+        with pytest.raises(trimcp.LocalError, match="under way already"):
             await tab.run("call", id="1", tool="hold", arguments={})
         nursery.start_soon(partial(tab.run, "events"))
         await tab.run("cancel", id="1", reason="enough of it")
