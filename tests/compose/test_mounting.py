@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -227,11 +224,3 @@ def test_what_cannot_be_mounted_is_refused() -> None:
             outer.mount(other, prefix=prefix)
     with pytest.raises(TypeError, match=r"trimcp\.proxy"):
         outer.mount("https://mcp.example/mcp", prefix="x")  # type: ignore[arg-type]
-
-
-def test_who_does_not_use_it_does_not_load_it() -> None:
-    program = "import sys, trimcp; trimcp.Server('x'); trimcp.Client('c'); trimcp.run_stdio, trimcp.run_http; "
-    program += "print([name for name in sys.modules if name.startswith('trimcp.compose') or 'mounting' in name])"
-    root = Path(trimcp.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -410,12 +410,3 @@ async def test_cookies_of_an_api_are_not_kept_for_others(autojump_clock: Any) ->
             for _ in range(2):
                 await session.call_tool("it")
     assert [each.headers.get("cookie") for each in api.asked] == [None, None]
-
-
-def test_a_server_without_it_loads_nothing_of_it() -> None:
-    import subprocess
-    import sys
-
-    program = "import sys, trimcp; trimcp.Server('s'); print([m for m in sys.modules if 'rest' in m.split('.')])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -53,6 +53,7 @@ def test_software_for_the_web_is_loaded_when_it_is_used(program: str) -> None:
 SELDOM = ("portal", "compose", "rest", "extensions", "fleet", "watch", "auth", "guard", "agent_tools", "store.tasks")
 SELDOM += ("server.caching", "server.including", "server.mounting", "server.handlers.provided", "server.tool_choice")
 SELDOM += ("server.extensions.skills", "server.extensions.apps", "server.extensions.tasks", "server.tool_search")
+SELDOM += ("server.commands", "workers")
 
 STDIO_SERVER = """
 import json, sys, trimcp, trio

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,19 +120,6 @@ async def test_a_page_of_a_file_is_read_for_each_request(tmp_path: Path) -> None
 async def test_a_server_without_pages_declares_nothing(revision: trimcp.Revision) -> None:
     async with connected(trimcp.Server("s"), host(), revision=revision) as session:
         assert session.server_capabilities.extensions is None
-
-
-def test_a_server_without_pages_loads_nothing_of_them() -> None:
-    program = """
-import sys, trimcp
-server = trimcp.Server("s")
-server.add_tool(lambda: 1, name="one")
-loaded = [name for name in ("trimcp.server.extensions.apps", "trimcp.extensions.apps") if name in sys.modules]
-server.ui("ui://a", "<p>")
-print(loaded, "trimcp.server.extensions.apps" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
-    assert done.stdout == "[] True\n"
 
 
 WRONG: list[tuple[type[Exception], str, Callable[[trimcp.Server[None]], object]]] = [

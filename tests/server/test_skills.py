@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -387,17 +386,6 @@ def test_a_look_at_many_skills_does_as_much_as_at_each_alone() -> None:
         return count
 
     assert calls(800) < 10 * calls(100), "eight times as many: 64 times as much where each looks at all"
-
-
-def test_a_server_without_skills_loads_and_declares_nothing_of_them() -> None:
-    program = """
-import sys, trimcp
-server = trimcp.Server("s")
-server.method("example/x")(lambda: 1)
-print([name for name in sys.modules if "ruamel" in name or "skills" in name or name == "mimetypes"], server.extensions)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
-    assert done.stdout == "[] {}\n"
 
 
 def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
@@ -988,19 +987,3 @@ async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixtur
         "a task could not be kept, which is tried again",
         "the leases of tasks could not be renewed",
     }
-
-
-def test_a_server_without_tasks_loads_nothing_of_them() -> None:
-    program = (
-        "import sys, trio, trimcp, trimcp.testing\n"
-        "server = trimcp.Server('s')\n"
-        "@server.tool\n"
-        "def work() -> str: return 'done'\n"
-        "async def main():\n"
-        "    async with trimcp.testing.connected(server) as session:\n"
-        "        await session.call_tool('work')\n"
-        "trio.run(main)\n"
-        "print([name for name in sys.modules if name.startswith('trimcp.') and 'task' in name])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"

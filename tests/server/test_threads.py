@@ -241,33 +241,6 @@ async def test_threads_have_a_limiter_of_their_own_and_others_go_on() -> None:
     assert len(most) == 5
 
 
-async def test_an_abandoned_thread_is_counted_also_when_its_session_has_ended() -> None:
-    server = trimcp.Server("s")
-    started, go = threading.Event(), threading.Event()
-
-    @server.tool
-    def block() -> str:
-        started.set()
-        go.wait()
-        return "late"
-
-    with trio.fail_after(60):
-        async with server.running() as running, trio.open_nursery() as nursery:
-            ours, theirs = trimcp.memory_channels()
-            nursery.start_soon(running.serve, ours)
-            async with trimcp.Client("c").connect(theirs) as session, trio.open_nursery() as calls:
-                calls.start_soon(session.call_tool, "block")
-                await trio.to_thread.run_sync(started.wait)
-                calls.cancel_scope.cancel()
-            while running.sessions:
-                await trio.lowlevel.checkpoint()
-            assert running.statistics().abandoned_threads == 1
-            go.set()
-            while running.statistics().abandoned_threads:
-                await trio.lowlevel.checkpoint()
-            assert running.statistics().threads.running == 0
-
-
 async def test_an_abandoned_thread_is_counted_and_keeps_its_place_until_it_ends() -> None:
     server = trimcp.Server("s", max_threads=1)
     started, go = threading.Event(), threading.Event()

@@ -42,20 +42,11 @@ def text(value: object) -> CallToolResult:
 
 
 @attrs.define(eq=False)
-class Tools:
-    """Serves `tools/call` with functions of a context, by name; what they return is wrapped as text."""
+class NotedEnd:
+    """What both ends of a session do alike: they note what they are told."""
 
-    tools: Mapping[str, Tool] = attrs.field(factory=dict)
-    served: Sequence[str] = ("tools/call", "tools/list", "resources/read", "prompts/get", "logging/setLevel")
-    notes: list[Notified] = attrs.field(factory=list)
-    ended: int = 0
-    jobs: list[Job] = attrs.field(factory=list)
-
-    async def handle(self, session: Session, job: Job) -> Any:
-        self.jobs.append(job)
-        ctx = Context[Any](session, job, None)
-        result = await self.tools[getattr(job.request.params, "name", job.request.method.name)](ctx)
-        return result if isinstance(result, CallToolResult) else text(result)
+    notes: list[Notified] = attrs.field(factory=list, kw_only=True)
+    ended: int = attrs.field(default=0, kw_only=True)
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None
@@ -71,12 +62,26 @@ class Tools:
 
 
 @attrs.define(eq=False)
-class Answers:
+class Tools(NotedEnd):
+    """Serves `tools/call` with functions of a context, by name; what they return is wrapped as text."""
+
+    tools: Mapping[str, Tool] = attrs.field(factory=dict)
+    served: Sequence[str] = ("tools/call", "tools/list", "resources/read", "prompts/get", "logging/setLevel")
+    jobs: list[Job] = attrs.field(factory=list)
+
+    async def handle(self, session: Session, job: Job) -> Any:
+        self.jobs.append(job)
+        ctx = Context[Any](session, job, None)
+        result = await self.tools[getattr(job.request.params, "name", job.request.method.name)](ctx)
+        return result if isinstance(result, CallToolResult) else text(result)
+
+
+@attrs.define(eq=False)
+class Answers(NotedEnd):
     """A client's endpoint: answers `elicitation/create`, and whatever else is served, with one function."""
 
     answer: Callable[[Job], Awaitable[Any]] | None = None
     served: Sequence[str] = ("elicitation/create", "roots/list", "sampling/createMessage")
-    notes: list[Notified] = attrs.field(factory=list)
     asked: list[Job] = attrs.field(factory=list)
 
     async def handle(self, session: Session, job: Job) -> Any:
@@ -84,18 +89,6 @@ class Answers:
         if self.answer is not None:
             return await self.answer(job)
         return ElicitResult(action="accept", content={"name": job.request.params.message})
-
-    async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
-        return None
-
-    def source_location(self, job: Job) -> str | None:
-        return None
-
-    def notified(self, session: Session, event: Notified) -> None:
-        self.notes.append(event)
-
-    def closed(self, session: Session) -> None:
-        pass
 
 
 def server_engine(served: Sequence[str] = Tools().served) -> Connection:
@@ -288,3 +281,16 @@ def modern_meta(**capabilities: Any) -> dict[str, Any]:
         "io.modelcontextprotocol/clientInfo": {"name": "client", "version": "1"},
         "io.modelcontextprotocol/clientCapabilities": capabilities,
     }
+
+
+async def call_all(pair: Pair, name: str, count: int) -> list[str]:
+    """Call a tool this often at once, and return what came."""
+    answers: list[str] = []
+
+    async def one() -> None:
+        answers.append(await pair.call(name))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(one)
+    return answers

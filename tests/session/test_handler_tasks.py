@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.session.support import Pair, linked
+from tests.session.support import Pair, call_all, linked
 from trimcp.errors import RemoteError
 from trimcp.protocol.connection import Connection
 from trimcp.session.incoming.job import CancelReason
@@ -42,19 +42,6 @@ def meeting(many: int, result: str) -> Callable[[Any], Awaitable[str]]:
         return result
 
     return meet
-
-
-async def call_all(pair: Pair, name: str, count: int) -> list[str]:
-    """Call a tool this often at once, and return what came."""
-    answers: list[str] = []
-
-    async def one() -> None:
-        answers.append(await pair.call(name))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(count):
-            nursery.start_soon(one)
-    return answers
 
 
 async def test_jobs_that_never_wait_share_a_task() -> None:

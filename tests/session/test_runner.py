@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.session.support import FORM, Answers, Pair, call, cancel, linked, served
+from tests.session.support import FORM, Answers, call, call_all, cancel, linked, served
 from trimcp.budget import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.facts import SessionMemory
@@ -313,18 +313,6 @@ async def test_a_job_that_asks_gives_its_one_slot_back_however_much_it_asks() ->
         await pending.payload()
 
 
-async def _all(pair: Pair, count: int, name: str = "run") -> list[str]:
-    done: list[str] = []
-
-    async def one() -> None:
-        done.append(await pair.call(name))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(count):
-            nursery.start_soon(one)
-    return done
-
-
 async def test_the_slot_of_a_job_that_asks_goes_to_the_one_that_waits() -> None:
     may_ask = trio.Event()
 
@@ -364,7 +352,7 @@ async def test_four_slots_and_fourteen_calls_that_ask_do_not_deadlock(steady_clo
 async def test_a_thousand_pipelined_calls_that_ask_all_end(framed: bool) -> None:
     with trio.fail_after(60):
         async with linked({"run": _asks}, limits=Limits(max_running=100, eof_grace=0), framed=framed) as pair:
-            assert await _all(pair, 1000) == ["Ada"] * 1000
+            assert await call_all(pair, "run", 1000) == ["Ada"] * 1000
 
 
 async def test_asking_when_the_backlog_is_full_turns_new_requests_away() -> None:
