@@ -22,41 +22,23 @@ from trimcp.protocol.bound_methods import foreign
 from trimcp.protocol.connection import Encoded
 from trimcp.protocol.request_state import Memory
 from trimcp.session.context import Context
-from trimcp.session.outgoing.asking import Questions, open_questions
+from trimcp.session.outgoing.asking import REQUESTS, open_questions
 from trimcp.session.outgoing.calls import Call, Rounds
 from trimcp.session.outgoing.pending import Pending
+from trimcp.wire import common
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import (
-    META_CLIENT_CAPABILITIES,
-    META_CLIENT_INFO,
-    META_LOG_LEVEL,
-    META_PROGRESS_TOKEN,
-    META_PROTOCOL_VERSION,
-    META_TIMEOUT,
-)
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.input_requests import (
-    CreateMessageRequest,
-    ElicitRequest,
-    InputRequest,
-    InputRequiredResult,
-    ListRootsRequest,
-)
+from trimcp.wire.input_requests import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.methods import METHODS, TASK_ID
 
 _OF_ONE_CONNECTION: Final = frozenset(
     (
-        *(META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL),
-        *(META_PROGRESS_TOKEN, META_PROTOCOL_VERSION, META_TIMEOUT),
+        *(common.META_CLIENT_CAPABILITIES, common.META_CLIENT_INFO, common.META_LOG_LEVEL),
+        *(common.META_PROGRESS_TOKEN, common.META_PROTOCOL_VERSION, common.META_TIMEOUT),
     )
 )
 _KEPT: Final = "relayed"  # the key in our sealed state of what is the upstream's, or names a call that is held
-_REQUESTS: Final[Mapping[str, Callable[[Any], InputRequest]]] = {
-    "elicitation/create": lambda params: ElicitRequest(params=params),
-    "sampling/createMessage": lambda params: CreateMessageRequest(params=params),
-    "roots/list": lambda params: ListRootsRequest(),
-}
 
 
 class QuestionsAsked(Exception):
@@ -109,7 +91,7 @@ class RelayedCall:
         meta: dict[str, JSON] = {key: each for key, each in ctx.meta.items() if key not in _OF_ONE_CONNECTION}
         level = ctx.internals[0].engine.log_level(ctx.admission)
         if level is not None and session.revision.logs_on_request:
-            meta[META_LOG_LEVEL] = level
+            meta[common.META_LOG_LEVEL] = level
         pass_on = self.held is None and not ctx.revision.server_may_call
         left = session.client.max_rounds
         rounds = RelayedRounds(session.session, self, self.method, self.params, left, meta or None, pass_on=pass_on)
@@ -192,20 +174,13 @@ class _HeldQuestion:
 
 @attrs.define(eq=False, repr=False)
 class HeldCall:
-    """A call that goes on at the upstream between two requests of its client, while that finds the answers.
+    """A call that goes on at the upstream between two requests of its client, while that finds the answers."""
 
-    Attributes:
-        call: what is made at the upstream.
-        id: names it in the sealed state that the client brings back.
-        owner: whose it is, to count them.
-        patience: seconds for which it waits for its client to come back; then the upstream's call is cancelled.
-        may_wait: returns whether its client may have another call that waits for answers.
-    """
-
-    call: RelayedCall
-    owner: object
-    patience: float
-    may_wait: Callable[[], bool]
+    call: RelayedCall  # what is made at the upstream
+    owner: object  # whose it is, to count them
+    patience: float  # seconds for which it waits for its client to come back; then the upstream's call is cancelled
+    may_wait: Callable[[], bool]  # returns whether its client may have another call that waits for answers
+    # names it in the sealed state that the client brings back
     id: str = attrs.field(init=False, factory=lambda: secrets.token_urlsafe(16))
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     awaited: bool = attrs.field(init=False, default=False)  # whether a request of the client waits for it
@@ -267,7 +242,7 @@ class HeldCall:
                 raise self._error
             return self._result
         self.scope.deadline = trio.current_time() + self.patience
-        asked = {key: _REQUESTS[each.name](each.params) for key, each in self._questions.items()}
+        asked = {key: REQUESTS[each.name](each.params) for key, each in self._questions.items()}
         return InputRequiredResult(input_requests=asked)
 
     def take(self, answers: Mapping[str, Any], ctx: Context[Any]) -> None:
@@ -286,7 +261,7 @@ class HeldCall:
 
 def kept_of(ctx: Context[Any]) -> Mapping[str, Any]:
     """Return what was sealed for the upstream, or for a call that is held, in the state that a request brings back."""
-    kept = _questions(ctx).memory.kept.get(_KEPT)
+    kept = open_questions(*ctx.internals).memory.kept.get(_KEPT)
     return kept if isinstance(kept, dict) else {}
 
 
@@ -295,14 +270,9 @@ def asked_of(ctx: Context[Any], asked: InputRequiredResult, **kept: JSON) -> Inp
     session, job = ctx.internals
     if ctx.revision.server_may_call:
         raise CannotAsk("the client cannot be asked in the result of this request")
-    questions = _questions(ctx)
+    questions = open_questions(session, job)
     questions.unwound = True
     progress = None if job.reports is None else job.reports.kept
     memory = Memory(kept={_KEPT: kept}, progress=progress)
     state = session.sealer.seal(memory, digest=questions.digest, principal=ctx.principal, now=time.time())
     return InputRequiredResult(input_requests=asked.input_requests, request_state=state, meta=asked.meta)
-
-
-def _questions(ctx: Context[Any]) -> Questions:
-    session, job = ctx.internals
-    return open_questions(session, job)

@@ -12,15 +12,7 @@ import attrs
 import trio
 
 from trimcp.client.session import ClientSession
-from trimcp.compose.calls import (
-    HeldCall,
-    QuestionsAsked,
-    RelayedCall,
-    asked_of,
-    inward_task,
-    kept_of,
-    outward_task,
-)
+from trimcp.compose.calls import HeldCall, QuestionsAsked, RelayedCall, asked_of, inward_task, kept_of, outward_task
 from trimcp.compose.relays import Relay, Relays, can_be_asked
 from trimcp.errors import (
     CannotAsk,
@@ -102,30 +94,24 @@ class Forwarding:
     def handlers(self, methods: Iterable[str]) -> dict[str, Handler]:
         """Return the handlers of the protocol's methods, and of these of extensions."""
         return {
-            **{name: partial(self._listed, name) for name in LISTS},
-            **{name: partial(self._requested, name) for name in ASKED},
+            **{name: partial(self.page, name) for name in LISTS},
+            **{name: partial(self.request, name) for name in ASKED},
             **{name: partial(self.extension, name) for name in methods},
             "resources/subscribe": self.subscribe,
             "resources/unsubscribe": self.unsubscribe,
             "subscriptions/listen": self.listen,
         }
 
-    async def _listed(self, name: str, ctx: Context[Any], params: PageParams) -> Any:
-        return await self.page(ctx, name, params.cursor)
-
-    async def _requested(self, name: str, ctx: Context[Any], params: Any) -> Any:
-        return await self.request(ctx, name, params)
-
     # Requests
 
-    async def page(self, ctx: Context[Any], method: str, cursor: str | None) -> Any:
+    async def page(self, method: str, ctx: Context[Any], params: PageParams) -> Any:
         """Return a page of a list; an empty one if the upstream has no such list."""
 
         async def ask(session: ClientSession) -> Any:
             row = METHODS[method]
             if not declares(session.server_capabilities, row.capability or ""):
                 return row.result(**{row.members or "": []})
-            page = await session.list_page(method, cursor)
+            page = await session.list_page(method, params.cursor)
             if method == "tools/list":
                 self._note_mirrors(page.tools)
             return page
@@ -152,7 +138,8 @@ class Forwarding:
         if not self._listed_once:  # nobody has asked for the list yet
             cursor, pages = None, 0
             while pages < _MOST_PAGES and (pages == 0 or cursor is not None):
-                cursor, pages = (await self.page(ctx, "tools/list", cursor)).next_cursor, pages + 1
+                page = await self.page("tools/list", ctx, PageParams(cursor=cursor))
+                cursor, pages = page.next_cursor, pages + 1
             self._listed_once = True
         if mirrors := self._mirrors.get(params.name):
             check_headers(params.name, mirrors, ctx, params.arguments or {})
@@ -161,14 +148,14 @@ class Forwarding:
         """Make a request of an extension."""
         given = {key: each for key, each in params.items() if key != "_meta"}
         if method not in _OF_TASKS or not isinstance(id := given.get(TASK_ID), str):
-            return await self.request(ctx, method, given)
+            return await self.request(method, ctx, given)
         given[TASK_ID] = inward_task(ctx, id)
         if given[TASK_ID] is None:
             raise ErrorReply(INVALID_PARAMS, "there is no such task, or no more")
-        answer = await self.request(ctx, method, given)
+        answer = await self.request(method, ctx, given)
         return {**answer, TASK_ID: id} if TASK_ID in answer else answer
 
-    async def request(self, ctx: Context[Any], method: str, params: Any) -> Any:
+    async def request(self, method: str, ctx: Context[Any], params: Any) -> Any:
         """Make a request at the upstream, and return its result or questions of it."""
         try:
             if method == "tools/call":
@@ -251,7 +238,8 @@ class Forwarding:
             return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} shut down; the request {done}", _LOST)
         if isinstance(error, RemoteError):
             code, learned = error.code, self.relays.learned
-            reads = learned is not None and isinstance(params, ReadResourceParams) and _is_missing(error.data)
+            missing = isinstance(error.data, dict) and "uri" in error.data
+            reads = learned is not None and isinstance(params, ReadResourceParams) and missing
             if reads and learned is not None and code == learned.revision.resource_missing_code:
                 code = ctx.revision.resource_missing_code
             if code == MISSING_CAPABILITY and ctx.revision.server_may_call:
@@ -419,10 +407,6 @@ class Forwarding:
 
 
 _LOST: Final = {"reason": "upstream_lost"}
-
-
-def _is_missing(data: Any) -> bool:
-    return isinstance(data, dict) and "uri" in data
 
 
 def _within(wanted: SubscriptionFilter, session: ClientSession) -> SubscriptionFilter:

@@ -41,23 +41,14 @@ Prepare = Callable[[ServerEntry], Connectable]
 
 @attrs.frozen
 class GatewayMember:
-    """One server of a gateway, as the file has it.
-
-    Attributes:
-        entry: how it is reached.
-        scopes: what a token needs to see it.
-        principals: who may see it; None for everybody.
-        tools: patterns of the names of its tools that are offered; None for all.
-        quota: how many requests it gets at once, and per second.
-        shared: whether all clients share one connection.
-    """
+    """One server of a gateway, as the file has it."""
 
     entry: ServerEntry
-    scopes: frozenset[str] = frozenset()
-    principals: frozenset[str] | None = None
-    tools: tuple[str, ...] | None = None
-    quota: Quota | None = None
-    shared: bool = False
+    scopes: frozenset[str] = frozenset()  # that a token needs to see it
+    principals: frozenset[str] | None = None  # who may see it; None for everybody
+    tools: tuple[str, ...] | None = None  # patterns of the names of its tools that are offered; None for all
+    quota: Quota | None = None  # how many requests it gets at once, and per second
+    shared: bool = False  # whether all clients share one connection
 
 
 def read_members(source: Path) -> dict[str, GatewayMember]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -24,9 +24,6 @@ from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import OLDEST, Revision
-
-if TYPE_CHECKING:
-    from trimcp.session.facts import Beside
 
 log: logging.Logger = logging.getLogger("trimcp.compose")
 
@@ -60,7 +57,7 @@ class ProxyServer(Server[None]):
         self.notification_handlers.update({name: [] for name in (*notifications, _ROOTS_CHANGED)})
         self._notifications = frozenset(notifications)
         self.parts.append(self._relaying)
-        self.beside.append(self._upstreams)
+        self.beside.append(relays.beside)
 
     @asynccontextmanager
     async def _relaying(self, running: Running) -> AsyncIterator[None]:
@@ -128,9 +125,6 @@ class ProxyServer(Server[None]):
                 relay.pass_on(session, name, event.params)
         elif name == _ROOTS_CHANGED and relay is not None:
             relay.pass_on(session, name, event.params)
-
-    def _upstreams(self) -> Iterable[Beside]:
-        return self.relays.beside()
 
 
 def proxy(

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -21,7 +22,7 @@ from trimcp.budget import owner_of
 from trimcp.client.client import Client, Connectable
 from trimcp.client.session import ClientSession
 from trimcp.compose.calls import HeldCall, RelayedCall
-from trimcp.errors import AskRefused, CannotAsk, ErrorReply, LocalError, McpError, RemoteError, UpstreamDown
+from trimcp.errors import CannotAsk, ErrorReply, LocalError, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Upstream, supervise
@@ -65,33 +66,21 @@ class Learned:
 
 @attrs.define(eq=False, repr=False)
 class Relays:
-    """One upstream, and the connections to it.
-
-    Attributes:
-        target: what is connected to.
-        name: its name in errors and logs.
-        revision: the revision to speak with it; None for the newest that both know.
-        patient: whether calls wait for a connection that was lost; else they fail at once.
-        shared: whether all clients share one connection, over which nobody is asked.
-        most: how many connections there may be.
-        idle: seconds after which a connection that belongs to no session ends unless it is used.
-        methods, notifications: those of extensions that are passed on.
-        tell_lists: tells a session that is told unasked of what changes at the upstream.
-        learned: what it says about itself, once it was connected.
-    """
+    """One upstream, and the connections to it."""
 
     target: Connectable
-    name: str
-    revision: Revision | str | None = None
-    patient: bool = True
-    shared: bool = False
-    most: int = 100
-    idle: float = 300.0
+    name: str  # in errors and logs
+    revision: Revision | str | None = None  # to speak with it; None for the newest that both know
+    patient: bool = True  # whether calls wait for a connection that was lost; else they fail at once
+    shared: bool = False  # whether all clients share one connection, over which nobody is asked
+    most: int = 100  # how many connections there may be
+    idle: float = 300.0  # seconds after which a connection that belongs to no session ends unless it is used
     connect_timeout: float = 60.0
-    methods: tuple[str, ...] = ()
-    notifications: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # of extensions, that are passed on
+    notifications: tuple[str, ...] = ()  # the same
+    # tells a session that is told unasked of what changes at the upstream
     tell_lists: Callable[[Session, Relay], object] = attrs.field(init=False, default=lambda session, relay: None)
-    learned: Learned | None = attrs.field(init=False, default=None)
+    learned: Learned | None = attrs.field(init=False, default=None)  # what it says about itself, once connected
     nursery: trio.Nursery = attrs.field(init=False)
     held: dict[str, HeldCall] = attrs.field(init=False, factory=dict)  # calls that may wait for answers, by id
     _open: list[Relay] = attrs.field(init=False, factory=list)
@@ -155,8 +144,8 @@ class Relays:
         own = None if self.shared or session.transport.single_request else session
         key = self.key_of(ctx)
         alone = own is None and not self.shared and self.asks_apart and can_be_asked(ctx.capabilities)
-        for relay in self._open:
-            if relay.key == key and not relay.closing.is_set() and not (alone and relay.users):
+        for relay in self._living():
+            if relay.key == key and not (alone and relay.users):
                 return relay
         told = (None, None) if self.shared else (ctx.peer, ctx.capabilities)
         return self.open(key, own, *told, owner=None if self.shared else owner_of(ctx.principal, job.client))
@@ -178,7 +167,7 @@ class Relays:
 
     def _make_room(self, owner: str) -> None:
         """End a connection, if there are too many, for one of `owner`. Raises ErrorReply: none of them has to go."""
-        kept = [relay for relay in self._open if not relay.closing.is_set()]
+        kept = self._living()
         if len(kept) < self.most:
             return
         other: Relay | None = None
@@ -232,8 +221,7 @@ class Relays:
     def begin_session(self, session: Session, admission: Admission) -> None:
         """Open the connection of a session that has begun. Raises ErrorReply: there are too many."""
         if self.shared:
-            found = next((relay for relay in self._open if not relay.closing.is_set()), None)
-            self.tell_lists(session, found or self.open(None, None, None, None))
+            self.tell_lists(session, next(iter(self._living()), None) or self.open(None, None, None, None))
         elif self.find(session) is None:
             link = link_of(session, session.sink)
             owner = owner_of(admission.principal, None if link is None else link.address)
@@ -256,7 +244,7 @@ class Relays:
         Raises ErrorReply: there are too many.
         """
         key = ("notices", principal)
-        found = (relay for relay in self._open if relay.key == key and not relay.closing.is_set())
+        found = (relay for relay in self._living() if relay.key == key)
         return next(found, None) or self.open(key, None, None, None, owner=owner_of(principal, None))
 
     def beside(self) -> Iterator[Beside]:
@@ -269,8 +257,10 @@ class Relays:
 
     def find(self, session: Session) -> Relay | None:
         """Return the connection of a session, if it has one."""
-        own = (relay for relay in self._open if relay.own is session and not relay.closing.is_set())
-        return next(own, None)
+        return next((relay for relay in self._living() if relay.own is session), None)
+
+    def _living(self) -> list[Relay]:
+        return [relay for relay in self._open if not relay.closing.is_set()]
 
 
 @attrs.define(eq=False, repr=False)
@@ -393,7 +383,7 @@ class Relay:
         client.notification_handlers.setdefault(TASK_NOTICE, [])  # subscriptions get it
         for name in QUESTIONS:
             if getattr(client.capabilities, name.partition("/")[0], None) is not None:
-                client.served[name] = self._roots if name == "roots/list" else _Asking(self, name)
+                client.served[name] = self._roots if name == "roots/list" else partial(self.ask, name)
 
     def _began(self, session: Session, begins: bool) -> None:
         if not begins:
@@ -408,15 +398,13 @@ class Relay:
             if isinstance(said, LoggingMessageParams):
                 if call is not None:
                     await call.ctx.log(said.level, said.data, logger=said.logger)
-            elif said.method.name not in METHODS:
-                if call is not None:
-                    await call.ctx.notify(said.method.name, said.params)
-                elif self.own is not None and self.own.lost is None:
+            elif call is None:
+                if self.own is not None and self.own.lost is None:
                     await self.own.notify(said.method.name, said.params)
-            elif call is not None:
+            elif said.method.name in METHODS:
                 await call.ctx.elicitation_complete(said.params.elicitation_id)
-            elif self.own is not None and self.own.lost is None:
-                await self.own.notify(said.method.name, said.params)
+            else:
+                await call.ctx.notify(said.method.name, said.params)
 
     async def _roots(self) -> Any:
         answer: ListRootsResult = await self.ask("roots/list", None)
@@ -431,23 +419,10 @@ class Relay:
             if self.own is None or self.own.revision is None or not self.own.revision.server_may_call:
                 raise CannotAsk("no request is under way in which the client could be asked")
             return await self.own.call(name, params)
-        except AskRefused as error:
-            raise ErrorReply(error.code, error.message, error.data) from None
-        except RemoteError as error:
+        except RemoteError as error:  # also what a person refused
             raise ErrorReply(error.code, error.message, error.data) from None
         except LocalError as error:
             raise ErrorReply(INVALID_REQUEST, str(error)) from None
-
-
-@attrs.frozen(eq=False)
-class _Asking:
-    """The handler of one kind of question."""
-
-    relay: Relay
-    name: str
-
-    async def __call__(self, params: Any) -> Any:
-        return await self.relay.ask(self.name, params)
 
 
 def _size(params: Any) -> int:

@@ -62,10 +62,6 @@ class AppliedFilter:
         given = [names] if isinstance(names, str) else names
         return cls(function, chosen, () if given is None else check_members("names", given, str, "names"))
 
-    def applies_to(self, *names: str) -> bool:
-        """Return whether the filter is for something that has these names."""
-        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names for name in names)
-
 
 def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) -> Handler:
     payload = FILTERED[method]
@@ -79,7 +75,8 @@ def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) ->
         if method == "tools/call" and "@" in names[0]:  # an older version of a tool is called as NAME@VERSION
             names.append(names[0].rpartition("@")[0])
         for applied in filters:
-            if applied.applies_to(*names):
+            fits = [name for name in names for pattern in applied.names if fnmatch.fnmatchcase(name, pattern)]
+            if fits or not applied.names:
                 result = await _apply(applied.function, ctx, params, result, payload)
         return result
 

@@ -154,8 +154,8 @@ def permission_of(
     tool: Tool | None = None,
     confirmation: Confirmation | None = None,
     visible: Visible | None = None,
-) -> Permission | None:
-    """Return a permission, or None if there are neither scopes nor a function.
+) -> Permission:
+    """Return a permission.
 
     Raises TypeError: the scopes are a single string, or `allow` or `visible` is not callable. A `tool` without an own
     confirmation gets one, if `allow` asks for it.
@@ -167,12 +167,9 @@ def permission_of(
     given: object = visible
     if given is not None and (not callable(given) or iscoroutinefunction(given)):
         raise TypeError("visible is a sync function of who asks")
-    wanted = frozenset(scopes or ())
-    if not wanted and allow is None and visible is None:
-        return None
     if tool is not None and confirmation is None and allow is not None:
         confirmation = Confirmation(tool)
-    return Permission(wanted, allow, confirmation, visible)
+    return Permission(frozenset(scopes or ()), allow, confirmation, visible)
 
 
 Fallback: TypeAlias = Literal["refuse", "allow"]
@@ -201,7 +198,9 @@ class Confirmation:
             required: dict[str, Any] | None = None if ctx.revision.server_may_call else {"elicitation": {"form": {}}}
             raise CannotAsk(f"{name} runs only after its user has confirmed it, and this client cannot ask", required)
         key = _key(name, arguments)
-        _forget_unasked(ctx, key)
+        memory = open_questions(*ctx.internals).memory
+        if key not in memory.asked:  # then an answer is to no question of ours: the sealed state would have its key
+            memory.answers.pop(key, None)
         try:
             answer = await ctx.elicit(self._message(arguments), self._form(), key=key)
         except (RemoteError, InvalidReply) as error:
@@ -247,11 +246,3 @@ def _key(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the question's key, a hash of all arguments in full; the message shows long ones shortened."""
     whole = orjson.dumps([name, arguments], option=orjson.OPT_SORT_KEYS)
     return f"confirm-{hashlib.sha256(whole).hexdigest()[:32]}"
-
-
-def _forget_unasked(ctx: Context[Any], key: str) -> None:
-    """Drop an answer to a question that was not asked: the sealed `requestState` does not contain its key."""
-    session, job = ctx.internals
-    memory = open_questions(session, job).memory
-    if key not in memory.asked:
-        memory.answers.pop(key, None)

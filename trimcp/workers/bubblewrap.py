@@ -283,7 +283,7 @@ class SandboxedProgram:
     def returncode(self) -> int | None:
         code = self._popen.returncode if self._over.is_set() else None
         # bwrap ends with 128 and the signal that ended the program, as shells do.
-        return 128 - code if code is not None and _is_signal(code - 128) else code
+        return 128 - code if code is not None and code - 128 in signal.valid_signals() else code
 
     async def _kill_blindly(self, descendants: Descendants) -> None:
         """Kill bwrap and its child, of which it has not told yet. Alone, that child would wait for bwrap for ever."""
@@ -365,11 +365,3 @@ async def _read_all(stream: trio.lowlevel.FdStream) -> bytes:
     while chunk := await stream.receive_some(4_096):
         told += chunk
     return told
-
-
-def _is_signal(number: int) -> bool:
-    try:
-        signal.Signals(number)
-    except ValueError:
-        return False
-    return True
