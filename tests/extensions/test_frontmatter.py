@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.extensions.frontmatter import read_frontmatter
+from trimcp.extensions.skills import read_frontmatter
 from trimcp.extensions.skills import same_json
 
 

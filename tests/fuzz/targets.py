@@ -21,7 +21,7 @@ from trimcp.protocol.events import AnsweredByEngine, BatchReceived, RequestRecei
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
-from trimcp.session.facts import HeldReplies
+from trimcp.session.facts import SessionMemory
 from trimcp.session.queues import BatchSink, Outbox
 from trimcp.transports.http.h1.parser import RequestParser, RequestRefused
 from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
@@ -291,7 +291,7 @@ def carry_headers(data: bytes) -> None:
 
 def gather_batches(data: bytes) -> None:
     """The arrays that answer arrays: each reply stands in exactly one, and nothing is held when none is awaited."""
-    outbox, held = Outbox(1, 1), HeldReplies(1 << 30)
+    outbox, held = Outbox(1, 1), SessionMemory()
     waiting: list[tuple[int, BatchSink]] = []
     handed: list[int] = []
     next_id = 0
@@ -302,7 +302,7 @@ def gather_batches(data: bytes) -> None:
             ids = range(next_id, next_id + number % 5)
             early = range(1_000_000 + next_id, 1_000_000 + next_id + number % 3)
             next_id += max(len(ids), len(early), 1)
-            sink = BatchSink(outbox, None, held)
+            sink = BatchSink(outbox, None, held, 1 << 30)
             waiting += [(id, sink) for id in ids]
             handed += early
             members = [RequestReceived(id, nothing, None, {}, nothing) for id in ids]
@@ -319,7 +319,7 @@ def gather_batches(data: bytes) -> None:
     messages, _ = outbox.waiting()
     told = [id for outgoing in messages for id in orjson.loads(outgoing.data)]
     assert sorted(told) == sorted(handed)
-    assert held.bytes == 0
+    assert held.in_arrays == 0
 
 
 def match_uris(data: bytes) -> None:

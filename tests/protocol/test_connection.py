@@ -296,10 +296,10 @@ def test_an_answer_that_is_none_is_an_invalid_reply(revision: Revision, raw: Any
 
 def test_lost_requests_are_forgotten() -> None:
     engine = _asking(7, 8)
-    assert [request.id for request in engine.lose_all()] == [7, 8]
+    engine.lose_all()
     assert engine.outbound == {}
     assert engine.legacy.handshake is Handshake.CLOSED
-    assert engine.lose_all() == []
+    engine.lose_all()
     assert isinstance(engine.receive(parse(encode_result(7, {}))), Ignored)
     with pytest.raises(LocalError, match="closed"):
         engine.may_call(engine.method("tools/call"))

@@ -377,8 +377,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ours) > 2)
     @rule()
     def lose(self) -> None:
-        lost = self.engine.lose_all()
-        assert {key(request.id) for request in lost} == set(self.ours)
+        self.engine.lose_all()
         self.ours.clear()
         self.closed = True
 

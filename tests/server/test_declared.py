@@ -12,7 +12,7 @@ import trio.testing
 
 from trimcp.client.client import Client
 from trimcp.errors import RemoteError
-from trimcp.server.handlers.calling import Elicit
+from trimcp.server.handlers.needs import Elicit
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected

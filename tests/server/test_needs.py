@@ -14,7 +14,7 @@ import trio.testing
 import trimcp
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.server.handlers.calling import Elicit
+from trimcp.server.handlers.needs import Elicit
 from trimcp.server.handlers.needs import Depends
 from trimcp.server.running import Running
 from trimcp.server.server import Server

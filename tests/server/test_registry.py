@@ -154,7 +154,7 @@ def test_an_unlisted_entry_is_found_and_not_listed(registry: Registry[str]) -> N
     assert (registry.get("a@1"), "a@1" in registry, len(registry)) == ("old", True, 4)
     assert list(registry) == ["C", "A", "B", "D"]
     assert pages(registry, 3) == [b"CAB", b"D"]
-    registry.replace("a@1", "older", live=True)
+    registry.add("a@1", "older", live=True, replace=True)
     assert registry.get("a@1") == "older"
     assert pages(registry, None) == [b"CABD"]
     registry.remove("a@1", live=True)
@@ -170,13 +170,13 @@ def test_an_entry_is_replaced_in_its_place(registry: Registry[str]) -> None:
     told: list[Any] = []
     registry.bus.attach(told.append)
     pages(registry, None)
-    registry.replace("a", "X", live=True, scopes=frozenset({"read"}))
+    registry.add("a", "X", live=True, replace=True, scopes=frozenset({"read"}))
     assert list(registry) == ["C", "X", "B", "D"]
     assert told == [Change.TOOLS]
     made, encode = encoder()
     registry.page(None, None, (LATEST, frozenset()), encode)
     assert made == [(["C", "B", "D"], None)]
-    registry.replace("a", "Y", live=True)  # without scopes everybody sees it again
+    registry.add("a", "Y", live=True, replace=True)  # without scopes everybody sees it again
     made, encode = encoder()
     registry.page(None, None, (LATEST, frozenset()), encode)
     assert made == [(["C", "Y", "B", "D"], None)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.protocol.events import AnsweredByEngine, BatchReceived, Event, Ignored, Rejected, RequestReceived
-from trimcp.session.facts import HeldReplies
+from trimcp.session.facts import SessionMemory
 from trimcp.session.queues import BatchSink, Outbox
 from trimcp.wire.jsonrpc import RequestId
 
@@ -43,8 +43,8 @@ def outbox() -> Outbox:
     return _Noting(10, 1_000)
 
 
-def batch(outbox: Outbox, *events: Event, held: HeldReplies | None = None) -> BatchSink:
-    sink = BatchSink(outbox, ORIGIN, held or HeldReplies(1_000))
+def batch(outbox: Outbox, *events: Event, held: SessionMemory | None = None, most: int = 1_000) -> BatchSink:
+    sink = BatchSink(outbox, ORIGIN, held or SessionMemory(), most)
     sink.expect(BatchReceived(events))
     return sink
 
@@ -58,17 +58,17 @@ async def sent(outbox: Outbox) -> list[bytes]:
 
 
 async def test_replies_go_out_together_with_the_last() -> None:
-    box, held = outbox(), HeldReplies(1_000)
+    box, held = outbox(), SessionMemory()
     sink = batch(box, *asked(1, "a", 2), held=held)
     sink.post(reply("a", b'"A"'))
     sink.post(reply(2, b"22"))
     assert await sent(box) == []
-    assert held.bytes == 5
+    assert held.in_arrays == 5
     sink.post(reply(1, b"11"))
     [outgoing] = await box.receive()
     assert json.loads(outgoing.data) == ["A", 22, 11]
     assert (outgoing.kind, outgoing.request_id, outgoing.origin) == (Kind.REPLY, None, ORIGIN)
-    assert held.bytes == 0
+    assert held.in_arrays == 0
 
 
 async def test_an_array_is_answered_once_all_its_members_are() -> None:
@@ -117,16 +117,16 @@ async def test_where_all_were_cancelled_nothing_is_sent_and_the_road_is_told() -
 
 
 async def test_batches_do_not_mix() -> None:
-    box, held = outbox(), HeldReplies(1_000)
+    box, held = outbox(), SessionMemory()
     one = batch(box, *asked(1, 2), held=held)
     other = batch(box, *asked(3, 4), known(b"0"), held=held)
     other.post(reply(3, b"3"))
     one.post(reply(1, b"1"))
-    assert held.bytes == 3
+    assert held.in_arrays == 3
     other.post(reply(4, b"4"))
     one.post(reply(2, b"2"))
     assert await sent(box) == [b"[0,3,4]", b"[1,2]"]
-    assert held.bytes == 0
+    assert held.in_arrays == 0
 
 
 async def test_what_is_no_reply_of_the_array_goes_straight_on() -> None:
@@ -153,8 +153,8 @@ async def test_a_full_outbox_is_full_for_its_arrays_too() -> None:
 
 
 async def test_replies_that_wait_are_bounded_over_all_arrays() -> None:
-    box, held = outbox(), HeldReplies(10)
-    one, other = batch(box, *asked(1, 2), held=held), batch(box, *asked(3), held=held)
+    box, held = outbox(), SessionMemory()
+    one, other = batch(box, *asked(1, 2), held=held, most=10), batch(box, *asked(3), held=held, most=10)
     one.post(reply(1, b"1" * 20))  # alone it may be of any size
     other.post(reply(3, b"3"))
     [array] = await sent(box)

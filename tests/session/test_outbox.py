@@ -222,30 +222,19 @@ async def test_a_cancelled_receive_loses_nothing(steady_clock: trio.abc.Clock) -
         assert len(await outbox.receive()) == 1
 
 
-class Counted:
-    """Notes what an outbox holds each time that it is weighed."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        self.seen: list[int] = []
-        outbox.weigher = self
-
-    def weigh(self) -> None:
-        self.seen.append(self.outbox.bytes_held)
-
-
 async def test_what_waits_is_weighed_each_time_it_has_grown_by_a_step() -> None:
     outbox = Outbox(1_000, 1_000_000)
-    counted = Counted(outbox)
+    seen: list[int] = []
+    outbox.weigh = lambda: seen.append(outbox.bytes_held)
     outbox.post(_note(b"x" * (STEP - 1)))
-    assert counted.seen == []
+    assert seen == []
     outbox.post(_note(b"x"))
     for _ in range(2 * STEP // 100 + 1):
         outbox.post(_note(b"x" * 100))
-    assert counted.seen == [STEP, 2 * STEP + 4, 3 * STEP + 8]
+    assert seen == [STEP, 2 * STEP + 4, 3 * STEP + 8]
     await outbox.receive()
     outbox.post(_note(b"x" * 50_000))
-    assert len(counted.seen) == 4
-    assert counted.seen[-1] > 50_000 + 3 * STEP  # what is being written counts on
+    assert len(seen) == 4
+    assert seen[-1] > 50_000 + 3 * STEP  # what is being written counts on
     outbox.abandon()
-    assert outbox.weigher is None
+    assert outbox.weigh is None

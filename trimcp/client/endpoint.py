@@ -164,22 +164,15 @@ class ClientEndpoint:
         """Call the handlers of a notification, then the session's `take_note`."""
         handlers = self.client.notification_handlers.get(event.method.name)
         if handlers is not None and actor.driven:
-            if actor.jobs.notices >= actor.limits.backlog_requests:
-                actor.counts.drop("others")
-            else:
-                actor.jobs.notices += 1
-                actor.background.start_soon(self._notice, actor, handlers, event.params)
+            actor.start_notice(self._notice, handlers, event.params)
         self.take_note(event)
 
-    async def _notice(self, actor: Session, handlers: list[Callable[..., Any]], params: Any) -> None:
-        try:
-            for handler in handlers:  # a crash of one does not affect the next
-                try:
-                    await self._call(handler, params)
-                except Exception as error:  # any failure of the handler
-                    log_crash(log, error, "the handler of a notification crashed (%s)", written(handler))
-        finally:
-            actor.jobs.notices -= 1
+    async def _notice(self, handlers: list[Callable[..., Any]], params: Any) -> None:
+        for handler in handlers:  # a crash of one does not affect the next
+            try:
+                await self._call(handler, params)
+            except Exception as error:  # any failure of the handler
+                log_crash(log, error, "the handler of a notification crashed (%s)", written(handler))
 
     def closed(self, actor: Session) -> None:
         """Forget the connection."""

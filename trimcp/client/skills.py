@@ -16,8 +16,7 @@ from trimcp.client.handlers import call_handler
 from trimcp.client.session import ClientSession
 from trimcp.client.tools import Listing
 from trimcp.errors import InvalidReply, LocalError
-from trimcp.extensions.frontmatter import read_frontmatter
-from trimcp.extensions.skills import Skill, SkillFile, digest_of, entry_of, same_json
+from trimcp.extensions.skills import Skill, SkillFile, digest_of, entry_of, read_frontmatter, same_json
 from trimcp.extensions.yaml_values import require_yaml
 from trimcp.support.cleaning import in_quotes
 from trimcp.wire.capabilities import SKILLS

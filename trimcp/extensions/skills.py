@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import attrs
 
+from trimcp.extensions.yaml_values import read_yaml
+
 MANIFEST: Final = "SKILL.md"
 MOST_FILES: Final = 512
 MOST_BYTES: Final = 16 * 1024 * 1024
@@ -18,6 +20,10 @@ _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME: Final = 64
 _LONGEST_DESCRIPTION: Final = 1024
+_MOST_FRONTMATTER: Final = 16 * 1024  # bytes
+_MOST_NODES: Final = 1_000
+_DEEPEST: Final = 16
+_FRONTMATTER: Final = re.compile(r"\A---[ \t]*\r?\n(?P<yaml>.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @attrs.frozen
@@ -68,6 +74,27 @@ class Skill:
         """A digest of its address and all its files. Store it with an approval, which ends when it changes."""
         lines = [self.uri, *sorted(f"{file.uri} {file.digest}" for file in self.files)]
         return digest_of("\n".join(lines).encode())
+
+
+def read_frontmatter(content: bytes) -> dict[str, Any]:
+    """Return the frontmatter with which a SKILL.md begins.
+
+    Raises ValueError: there is none, it is no mapping of JSON values, or it has an alias, a tag or too much; the text
+    tells which. LocalError: the library is not installed.
+    """
+    most = _MOST_FRONTMATTER
+    try:
+        text = content[: most + 16].decode("utf-8", "ignore" if len(content) > most else "strict")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    found = _FRONTMATTER.match(text)
+    if found is None:
+        raise ValueError(f"it does not begin with frontmatter between lines of ---, at most {most} bytes")
+    bounds = {"most_nodes": _MOST_NODES, "deepest": _DEEPEST}
+    value = read_yaml(found["yaml"], "its frontmatter", kind="skills", first_line=2, **bounds)
+    if not isinstance(value, dict):
+        raise ValueError("its frontmatter is no mapping")
+    return value
 
 
 def digest_of(content: bytes) -> str:

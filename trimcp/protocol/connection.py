@@ -49,16 +49,7 @@ from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
 from trimcp.support.slotted import slotted
-from trimcp.wire import jsonrpc
-from trimcp.wire.codes import (
-    CANCELLED_BY_DRAIN,
-    ERRORS,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    OVERLOADED,
-)
+from trimcp.wire import codes, jsonrpc
 from trimcp.wire.common import META_PROGRESS_TOKEN, META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError, converter_for, without_marked
 from trimcp.wire.jsonrpc import JSON, RequestId
@@ -148,7 +139,7 @@ class Connection:
                 from trimcp.security import security_event
 
                 security_event("duplicate_id", method=name, id=id, principal=principal)
-                raise ErrorReply(INVALID_REQUEST, "a request with this id is already under way")
+                raise ErrorReply(codes.INVALID_REQUEST, "a request with this id is already under way")
             admission = self._admit(name, params.get("_meta"), principal)
             if admission is None:
                 return self._answer_early(id, name, params)
@@ -161,7 +152,7 @@ class Connection:
             if method.by_engine and (answer := self._answer(method, params, admission)) is not None:
                 return AnsweredByEngine(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
-                raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
+                raise ErrorReply(codes.METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
             loaded = method.load_params(params)
         except ErrorReply as error:
             return self._reject(request, error)
@@ -179,10 +170,10 @@ class Connection:
             if self.legacy.handshake is Handshake.READY and name not in OPENING:
                 return self.legacy.admit(None, principal)
         elif type(meta) is not dict:
-            raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
+            raise ErrorReply(codes.INVALID_PARAMS, "_meta must be an object")
         if self.role is Role.CLIENT:
             if self.modern.revision is not None:
-                raise ErrorReply(METHOD_NOT_FOUND, "a server may not call its client in this revision")
+                raise ErrorReply(codes.METHOD_NOT_FOUND, "a server may not call its client in this revision")
         elif self.profile.modern and (
             self.modern.required or recognises(meta) or name == "server/discover" or not self.profile.legacy
         ):
@@ -198,17 +189,14 @@ class Connection:
         assert self._revision is not None
         if name in self.foreign and name not in methods_of(self._revision):
             return foreign(name)
-        raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
-
-    def _peer_may_send(self, method: BoundMethod) -> bool:
-        return method.from_client if self.role is Role.SERVER else method.from_server
+        raise ErrorReply(codes.METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
 
     def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> AnsweredByEngine:
         """Answer a request that is allowed before a revision is agreed on."""
         if name == "ping":
             return AnsweredByEngine(id, name, jsonrpc.encode_result(id, {}))
         if self.role is Role.CLIENT:
-            raise ErrorReply(METHOD_NOT_FOUND, "unknown method: initialize")
+            raise ErrorReply(codes.METHOD_NOT_FOUND, "unknown method: initialize")
         revision, result = self.legacy.initialize(params)
         raw = methods_of(revision)["initialize"].dump_result(result)
         return AnsweredByEngine(id, name, jsonrpc.encode_result(id, raw))
@@ -323,7 +311,8 @@ class Connection:
         method = methods_of(revision).get(name)
         if method is None and name in self.heard and name not in METHODS:
             method = foreign(name, notification=True)
-        if method is None or not method.row.is_notification or not self._peer_may_send(method):
+        told = method is not None and (method.from_client if self.role is Role.SERVER else method.from_server)
+        if method is None or not method.row.is_notification or not told:
             return Ignored(f"unknown notification: {name[:100]}")
         if name == "notifications/initialized":
             return self._receive_initialized(principal)
@@ -370,14 +359,14 @@ class Connection:
                 return self._refuse_answers(batch)
             named = "before initialize" if revision is None else f"in {revision.name}"
             reply = jsonrpc.encode_error(
-                None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
+                None, codes.INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
-            return Rejected("an array of messages", reply, None, INVALID_REQUEST)
+            return Rejected("an array of messages", reply, None, codes.INVALID_REQUEST)
         return BatchReceived(tuple(self._receive_member(member, principal) for member in batch.members))
 
     def _receive_member(self, member: jsonrpc.Message, principal: Principal | None) -> Event:
         if isinstance(member, jsonrpc.Request) and member.method == "initialize":
-            return self._reject(member, ErrorReply(INVALID_REQUEST, "initialize may not be in an array"))
+            return self._reject(member, ErrorReply(codes.INVALID_REQUEST, "initialize may not be in an array"))
         return self.receive(member, principal)
 
     def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
@@ -426,7 +415,7 @@ class Connection:
         """
         text = f"the result cannot be sent: {error}"
         if request.method.row.failed is None:
-            raise ErrorReply(INTERNAL_ERROR, text, {"reason": "revision"})
+            raise ErrorReply(codes.INTERNAL_ERROR, text, {"reason": "revision"})
         return request.method.row.failed(text)
 
     @staticmethod
@@ -435,7 +424,7 @@ class Connection:
         try:
             return jsonrpc.encode_error(id, error.code, jsonrpc.sendable(error.message), jsonrpc.sendable(error.data))
         except (LocalError, RecursionError):
-            return jsonrpc.encode_error(id, INTERNAL_ERROR, "the error could not be encoded", None)
+            return jsonrpc.encode_error(id, codes.INTERNAL_ERROR, "the error could not be encoded", None)
 
     def answered(self, id: RequestId) -> bool:
         """Note that the answer to the peer's request `id` is sent now; return False if it was cancelled before."""
@@ -528,12 +517,10 @@ class Connection:
             self._given_up.add(id)
         return True
 
-    def lose_all(self) -> list[OutboundRequest]:
-        """Forget all our requests because the connection is gone, and return them."""
-        lost = list(self.outbound.values())
+    def lose_all(self) -> None:
+        """Forget all our requests, because the connection is gone."""
         self.outbound.clear()
         self.legacy.close()
-        return lost
 
     def encode_notification(self, method: BoundMethod, params: Any, *, subscription: RequestId | None = None) -> bytes:
         """Return a notification of ours as bytes; one for a subscription has its id in `_meta`."""
@@ -572,14 +559,14 @@ class Connection:
 def _invalid_params(name: str, error: WireError) -> ErrorReply:
     """Return the error for params that do not fit their method (-32602); its `data` lists every problem."""
     text = f"invalid params for {name}: {'; '.join(error.problems)}"[:500]
-    return ErrorReply(INVALID_PARAMS, text, {"problems": error.problems})
+    return ErrorReply(codes.INVALID_PARAMS, text, {"problems": error.problems})
 
 
 def _error_class(error: jsonrpc.ErrorResponse) -> type[RemoteError]:
     """Return the class of a peer's error. Others may use our code of a drain for something else; the reason tells."""
-    if error.code == OVERLOADED:
+    if error.code == codes.OVERLOADED:
         return Overloaded
-    data = error.data
-    if error.code == CANCELLED_BY_DRAIN and isinstance(data, dict) and data.get("reason") == ERRORS[error.code].reason:
+    data = error.data if isinstance(error.data, dict) else {}
+    if error.code == codes.CANCELLED_BY_DRAIN and data.get("reason") == codes.ERRORS[error.code].reason:
         return NotStarted if data.get("started") is False else Stopped
     return RemoteError

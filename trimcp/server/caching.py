@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 import orjson
 import trio
 
-from trimcp.principal import Principal
 from trimcp.server.handlers.calling import PreparedFunction
 from trimcp.server.handlers.pools import Pools
 from trimcp.session.context import Context
@@ -103,30 +102,22 @@ class CachedFunction(PreparedFunction):
         self._cache = cache
         self._number = next(_NUMBERS)
 
-    def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Awaitable[Any]:
+    async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """As of any function, but nothing is called if there is a result."""
-        return self._kept_or_new(super().run, pools, ctx, arguments)
-
-    async def _kept_or_new(
-        self, run: Callable[..., Awaitable[Any]], pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]
-    ) -> Any:
-        cache = self._cache
-        whose = None if cache.shared or ctx.principal is None else _rights(ctx.principal)
+        cache, who = self._cache, ctx.principal
+        whose: object = None
+        if not cache.shared and who is not None:  # what a function returns may depend on what the token allows
+            whose = str(who), None if who.scopes is None else sorted(who.scopes)
         asked = orjson.dumps([self._number, whose, arguments], option=orjson.OPT_SORT_KEYS)
         key = hashlib.sha256(asked).digest()
         found = cache.find(key)
         if found is not None:
             await trio.lowlevel.checkpoint()
             return found
-        result = self._make_result(await run(pools, ctx, arguments))
+        result = self._make_result(await super().run(pools, ctx, arguments))
         if isinstance(result, CallToolResult):
             cache.keep(key, result)
         return result
-
-
-def _rights(principal: Principal) -> tuple[str, list[str] | None]:
-    """Return who asks and what its token allows: what a function returns may depend on either."""
-    return str(principal), None if principal.scopes is None else sorted(principal.scopes)
 
 
 def cached(tool: Tool, inner: PreparedFunction, make_result: Callable[[Any], Any], cache: object) -> PreparedFunction:

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def include(server: Extending, other: Extending, *, live: bool, own: Mapping[str, object]) -> None:
-    """Offer what `other` offers, as it is now. Raises LocalError before anything is added.
+    """Offer what `other` offers, as it is now. Raises LocalError before anything is added, `live` while it runs.
 
-    Args:
-        live: the server runs.
-        own: what the other has for itself by what it is called; nothing of it can be included.
+    What the other has for itself (`own`, by what it is called) cannot be included.
     """
     name = other.profile.info.name
     for what, there in own.items():

@@ -30,7 +30,6 @@ from trimcp.wire.common import PageParams
 from trimcp.wire.content import EmbeddedResource, ResourceLink
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.methods import METHODS, TASK_ID
-from trimcp.wire.prompts import PromptReference
 
 if TYPE_CHECKING:
     from trimcp.server.running import Running
@@ -49,24 +48,16 @@ _MOST_CLAIMS: Final = 50_000  # addresses of which is known whose they are
 
 @attrs.define(eq=False, repr=False)
 class Mounted:
-    """One mounted server.
+    """One mounted server."""
 
-    Attributes:
-        prefix: of its names.
-        server: the server.
-        scopes, visible: who may see it, see `Server.mount`.
-        tools: patterns of the names of its tools that are offered; None for all.
-        quota: how many requests it gets at once, and per second; None for no bound.
-        running: its run, while the server runs that it is mounted in.
-    """
-
-    prefix: str
+    prefix: str  # of its names
     server: Any  # a `Server`, which imports this
+    # `scopes`, `visible`: who may see it, see `Server.mount`
     scopes: frozenset[str] = frozenset()
     visible: Callable[[Admission], bool] | None = None
-    tools: tuple[str, ...] | None = None
-    quota: Quota | None = None
-    running: Running | None = None
+    tools: tuple[str, ...] | None = None  # patterns of the names of its tools that are offered; None for all
+    quota: Quota | None = None  # how many requests it gets at once, and per second; None for no bound
+    running: Running | None = None  # its run, while the server runs that it is mounted in
 
     def seen_by(self, ctx: Context[Any]) -> bool:
         """Return whether it exists for the sender of a request."""
@@ -287,15 +278,13 @@ class Mounts:
         return handle
 
     def _is_own(self, name: str, params: Any) -> bool:
-        if name == "tools/call":
-            return params.name in self.server.tools or self._split(params.name) is None
-        if name == "prompts/get":
-            return params.name in self.server.prompts or self._split(params.name) is None
+        about = getattr(params, "ref", params)
         if name == "resources/read":
-            return self.server.find_resource(params.uri)[0] is not None or not self.by_prefix
-        if isinstance(params.ref, PromptReference):
-            return params.ref.name in self.server.prompts or self._split(params.ref.name) is None
-        return params.ref.uri in self.server.templates or params.ref.uri in self.server.resources
+            return self.server.find_resource(about.uri)[0] is not None or not self.by_prefix
+        if hasattr(about, "uri"):
+            return about.uri in self.server.templates or about.uri in self.server.resources
+        own = self.server.tools if name == "tools/call" else self.server.prompts
+        return about.name in own or self._split(about.name) is None
 
     def _split(self, name: str) -> tuple[Mounted, str] | None:
         prefix, separator, inner = name.partition(SEPARATOR)
@@ -304,19 +293,20 @@ class Mounts:
 
     async def _routed(self, name: str, ctx: Context[Any], params: Any) -> Any:
         """Have a mounted server handle a request, in its own names."""
-        if name in ("tools/call", "prompts/get"):
-            mounted, inner = self._of_name(ctx, name, params.name)
-            return self._result(mounted, await mounted.ask(ctx, name, attrs.evolve(params, name=inner)))
-        if name == "completion/complete" and isinstance(params.ref, PromptReference):
-            mounted, inner = self._of_name(ctx, name, params.ref.name)
-            ref: Any = params.ref
-            return await mounted.ask(ctx, name, attrs.evolve(params, ref=attrs.evolve(ref, name=inner)))
-        uri = params.uri if name == "resources/read" else params.ref.uri
+        about = getattr(params, "ref", params)
+
+        async def ask(mounted: Mounted, **named: str) -> Any:
+            changed = attrs.evolve(about, **named)
+            given = changed if about is params else attrs.evolve(params, ref=changed)
+            return self._result(mounted, await mounted.ask(ctx, name, given))
+
+        if not hasattr(about, "uri"):
+            mounted, inner = self._of_name(ctx, name, about.name)
+            return await ask(mounted, name=inner)
         missing: ErrorReply | None = None
-        for mounted, inner in self._owners(ctx, uri):
-            named: Any = {"uri": inner} if name == "resources/read" else {"ref": attrs.evolve(params.ref, uri=inner)}
+        for mounted, inner in self._owners(ctx, about.uri):
             try:
-                return self._result(mounted, await mounted.ask(ctx, name, attrs.evolve(params, **named)))
+                return await ask(mounted, uri=inner)
             except ErrorReply as error:
                 if error.code not in (ctx.revision.resource_missing_code, INVALID_PARAMS):
                     raise
@@ -325,7 +315,7 @@ class Mounts:
             raise missing
         from trimcp.server.resources import missing as unknown
 
-        raise unknown(ctx, uri)
+        raise unknown(ctx, about.uri)
 
     def _of_name(self, ctx: Context[Any], method: str, name: str) -> tuple[Mounted, str]:
         found = self._split(name)

@@ -22,13 +22,7 @@ from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, war
 from trimcp.session.incoming.job import Finished
 from trimcp.session.limits import Limits, Quota
 from trimcp.support.bounds import check_callable, check_members, check_truth
-from trimcp.wire.capabilities import (
-    APPS,
-    PromptsCapability,
-    ResourcesCapability,
-    ServerCapabilities,
-    ToolsCapability,
-)
+from trimcp.wire.capabilities import APPS, PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
 from trimcp.wire.given import given_settings
 from trimcp.wire.methods import METHODS
@@ -191,7 +185,7 @@ class Offering:
         A tool that is not listed may be called by those who know its name.
         """
         if name in self.tools:
-            self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
+            self.tools.add(name, entry, live=self._live, replace=True, **_seen_by(entry))
             self._declare()
         else:
             Offering.add_entry(self, self.tools, name, entry, listed)
@@ -447,10 +441,6 @@ class Offering:
         from trimcp.guard.filters import filtered
 
         return filtered(name, handler, filters)
-
-    def with_middleware(self, name: str, handler: Handler) -> Handler:
-        """Return the handler of a method inside its middleware, its filters and the audit."""
-        return self.audited(name, self.filtered(name, self.wrap(handler)))
 
     def audited(self, name: str, handler: Handler) -> Handler:
         """Return the handler of a method inside the audit, if that refuses what it cannot record."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 from trimcp.session.limits import Quota
 from trimcp.support.bounds import check_instance, check_members, check_number, check_truth
+from trimcp.support.slotted import slotted
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
 
 if TYPE_CHECKING:
     from trimcp.guard.permission import Allow, Visible
+    from trimcp.store.tasks import Restart
+
+log: logging.Logger = logging.getLogger("trimcp.server")
 
 
 class ListedOptions(TypedDict, total=False):
@@ -86,14 +91,9 @@ def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
     return checked
 
 
-def check_scopes(name: str, value: Any) -> tuple[str, ...]:
-    """Return scopes. Raises TypeError unless they are several texts."""
-    return () if value is None else check_members(name, value, str, "scopes, such as ['read']")
-
-
-def check_tags(name: str, value: Any) -> tuple[str, ...]:
-    """Return tags. Raises TypeError unless they are several texts."""
-    return () if value is None else check_members(name, value, str, "texts, such as ['admin']")
+def check_scopes(name: str, value: Any, wanted: str = "scopes, such as ['read']") -> tuple[str, ...]:
+    """Return scopes, or other texts (`wanted`). Raises TypeError unless they are several texts."""
+    return () if value is None else check_members(name, value, str, wanted)
 
 
 def check_version(name: str, value: Any) -> str | None:
@@ -131,7 +131,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "meta": given_meta,
     "quota": check_quota,
     "scopes": check_scopes,
-    "tags": check_tags,
+    "tags": partial(check_scopes, wanted="texts, such as ['admin']"),
     "version": check_version,
     **dict.fromkeys(("input_schema", "output_schema"), check_schema),
     "structured": check_truth,
@@ -147,3 +147,34 @@ def check_method(name: object, decorator: str, example: str) -> None:
     """Raise TypeError if a decorator was given no name, but for example the function."""
     if not isinstance(name, str):
         raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')
+
+
+TaskMode: TypeAlias = Literal["allowed", "required", "never"]
+"""Whether calls of a tool become tasks: those that take long, each, or none."""
+
+_SOON: Final = 1.0  # seconds in which a call that may become a task is answered without one
+
+
+@slotted(frozen=True)
+class TaskRule:
+    """How the calls of one tool become tasks."""
+
+    required: bool
+    after: float  # seconds in which its answer is the answer to the call
+    restart: Restart
+
+
+def task_rule(name: str, mode: object, after: float | None, restart: Any) -> TaskRule | None:
+    """Return the rule that a tool's options make, or None if it never becomes a task. Raises TypeError, ValueError."""
+    if mode not in ("allowed", "required", "never"):
+        raise TypeError(f"task is 'allowed', 'required' or 'never', not {mode!r:.60}")
+    if restart not in ("fail", "resume", "again"):
+        raise TypeError(f"restart is 'fail', 'resume' or 'again', not {restart!r:.60}")
+    check_number("task_after", after, zero=True, optional=True)
+    if mode != "allowed" and after is not None:
+        raise TypeError("task_after is for task='allowed': the seconds in which a call is answered without a task")
+    if mode == "never":
+        return None
+    if mode == "required":
+        log.info("the tool %s runs as a task only: a client that does not declare tasks gets an error", name)
+    return TaskRule(mode == "required", 0.0 if mode == "required" else _SOON if after is None else after, restart)

@@ -174,39 +174,24 @@ class Registry(Generic[EntryT]):
         scopes: frozenset[str] = frozenset(),
         hides: Hides | None = None,
         listed: bool = True,
+        replace: bool = False,
     ) -> None:
         """Add an entry. With `live` clients may have seen the list already.
 
         It is not listed to clients that lack one of `scopes`, to those from which `hides` hides it, nor to anybody if
-        it is not `listed`.
+        it is not `listed`. With `replace` it takes the place of another, listed or not as that was.
 
         Raises LocalError if the name is taken: replacing an entry by accident is a bug, so remove it first.
         """
-        if name in self._entries:
+        taken = name in self._entries
+        if taken and not replace:
             raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
         self._entries[name] = entry
         self._note(name, scopes, hides)
-        if listed:
-            self._changed(live)
-        else:
+        if not (taken or listed):
             self._unlisted.add(name)
-
-    def replace(
-        self,
-        name: str,
-        entry: EntryT,
-        *,
-        live: bool,
-        scopes: frozenset[str] = frozenset(),
-        hides: Hides | None = None,
-    ) -> None:
-        """Put an entry in the place of the one with this name. Raises KeyError for an unknown name."""
-        if name not in self._entries:
-            raise KeyError(f"there is no {self.kind} named {name!r}")
-        self._entries[name] = entry
-        self._note(name, scopes, hides)
         if name not in self._unlisted:
-            self._changed(live)
+            self.altered(live=live)
 
     def remove(self, name: str, *, live: bool) -> None:
         """Remove an entry. Raises KeyError for an unknown name."""
@@ -217,7 +202,7 @@ class Registry(Generic[EntryT]):
         if name in self._unlisted:
             self._unlisted.remove(name)
         else:
-            self._changed(live)
+            self.altered(live=live)
 
     def _note(self, name: str, scopes: frozenset[str] = frozenset(), hides: Hides | None = None) -> None:
         """Store who sees an entry, in the place of what was stored before."""
@@ -244,10 +229,7 @@ class Registry(Generic[EntryT]):
                 self.bus.publish(self.change, client)
 
     def altered(self, *, live: bool) -> None:
-        """Have clients list again: who sees an entry has changed."""
-        self._changed(live)
-
-    def _changed(self, live: bool) -> None:
+        """Have clients list again: an entry, or who sees one, has changed."""
         self._pages.clear()
         if live:
             self.touched = True

@@ -112,7 +112,11 @@ def from_function(
     signature = prepared.signature
     name = _last_part(uri) if signature.name == "<lambda>" else signature.name
     listed = _listed_members(options, name, signature.description)
-    template = _template_of(uri)
+    template: UriTemplate | None = None
+    if "{" in uri or "}" in uri:
+        from trimcp.server.uri_template import UriTemplate  # loaded with the first template
+
+        template = UriTemplate(uri)
     found = () if template is None else template.variables
     if set(found) != set(signature.parameters):
         variables = ", ".join(found) or "no variables"
@@ -126,15 +130,6 @@ def from_function(
     family = ResourceTemplate(uri_template=uri, **listed)
     validator = validator_for(signature.input_schema)
     return ResourceEntry(uri, family, prepared, *_kept_by(options), template, validator, guard)
-
-
-def _template_of(uri: str) -> UriTemplate | None:
-    """Return the template that a URI with braces is, or None. Raises ValueError if it is not a template."""
-    if "{" not in uri and "}" not in uri:
-        return None
-    from trimcp.server.uri_template import UriTemplate  # loaded with the first template
-
-    return UriTemplate(uri)
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:

@@ -20,7 +20,7 @@ from trimcp.server.handlers.calling import Handler
 from trimcp.server.handlers.pools import Pools
 from trimcp.server.offering import Notice, Offering
 from trimcp.server.registry import Registry
-from trimcp.server.subscribing import Subscribers, WatchedTasks
+from trimcp.server.subscribing import Subscribers
 from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, Receiver, drive
 from trimcp.session.facts import SessionMemory
@@ -35,11 +35,7 @@ from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
-from trimcp.wire.resources import (
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceParams,
-)
+from trimcp.wire.resources import ListResourcesResult, ListResourceTemplatesResult, ReadResourceParams
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
@@ -147,15 +143,13 @@ class Running:
         server = self.server
         if name in _SHARED:
             handler = self.pools.shared(handler)
-        handler = server.audited(name, handler) if own else server.with_middleware(name, handler)
+        if not own:
+            handler = server.filtered(name, server.wrap(handler))
+        handler = server.audited(name, handler)
         return handler if server.around is None else server.around(handler)
 
-    def around_calls(self, wrap: Callable[[Handler], Handler]) -> None:
-        """Pass each call of a tool through another handler, outermost."""
-        self._handlers["tools/call"] = wrap(self._handlers["tools/call"])
-
-    def replace(self, name: str, wrap: Callable[[Handler | None], Handler]) -> None:
-        """Put another handler in the place of a method's, which `wrap` gets; None if there is none."""
+    def replace(self, name: str, wrap: Callable[[Any], Handler]) -> None:
+        """Put another handler in the place of a method's, outermost. `wrap` gets that one; None if there is none."""
         self._handlers[name] = wrap(self._handlers.get(name))
 
     def handle_for(self, ctx: Context[Any], name: str, params: Any) -> Awaitable[Any]:
@@ -168,10 +162,6 @@ class Running:
             raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
         session, job = ctx.internals
         return handler(Context(session, job, self.state, self._scope, self), params)
-
-    def watch_tasks(self, tasks: WatchedTasks) -> None:
-        """Tell subscribers of the changes of tasks, too."""
-        self.subscribers.tasks = tasks
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of this run. It takes a few microseconds per session."""
@@ -246,20 +236,16 @@ class Running:
         from trimcp.server.tools import error_text
         from trimcp.wire.tools import failed_call
 
-        text = error_text(job.request.params.name, error)
-        if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
+        text, cause = error_text(job.request.params.name, error), unwrap_single(error)
+        too_large = isinstance(cause, Unencodable) and "64-bit" in str(cause)  # orjson's words
+        if text is None and session.handler_errors != "raise" and too_large:
             job.log_crash(error)
-            text = f"the result of {job.request.params.name} cannot be sent: {unwrap_single(error)}"
-        if (
-            text is None
-            and session.handler_errors == "tell"
-            and not isinstance(unwrap_single(error), ErrorReply | CannotAsk)
-        ):
+            text = f"the result of {job.request.params.name} cannot be sent: {cause}"
+        if text is None and session.handler_errors == "tell" and not isinstance(cause, ErrorReply | CannotAsk):
             from trimcp.support.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
 
             job.log_crash(error)
-            cause = unwrap_single(error)
             kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # already in its text
             text = f"{job.request.params.name} failed: {kind}{mask(str(cause))}"
         if text is None:
@@ -288,18 +274,8 @@ class Running:
         """Call the handlers of a notification, and the middleware around them."""
         name = event.method.name
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
-            if session.jobs.notices >= session.limits.backlog_requests:
-                session.counts.drop("others")
-                return
-            session.jobs.notices += 1
             notice = Notice(name, event.admission, self.state)
-            session.background.start_soon(self._notice, session, notice, event.params)
-
-    async def _notice(self, session: Session, notice: Notice, params: Any) -> None:
-        try:
-            await guarded(self._noticed, (notice, params))
-        finally:
-            session.jobs.notices -= 1
+            session.start_notice(guarded, self._noticed, (notice, event.params))
 
     async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
         for handler in self.server.notification_handlers.get(notice.method, ()):
@@ -356,7 +332,7 @@ class Running:
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
 
         pushed = Pushed(self.session(NOWHERE), self.handler_tasks, self._recycle)
-        pushed.require_envelope()
+        pushed.session.engine.modern.required = True  # even if the envelope of the request is missing
         return self._opened_with(pushed, holding, via)
 
     def _recycle(self, pushed: Pushed) -> bool:
@@ -550,12 +526,6 @@ class Running:
 
 def _unknown(what: str, name: str) -> ErrorReply:
     return ErrorReply(INVALID_PARAMS, f"unknown {what}: {name[:100]}")
-
-
-def _is_beyond_64_bits(error: BaseException) -> bool:
-    """Return whether a result could not be encoded because of an integer (orjson's words)."""
-    cause = unwrap_single(error)
-    return isinstance(cause, Unencodable) and "64-bit" in str(cause)
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:

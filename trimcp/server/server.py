@@ -191,24 +191,18 @@ class Server(Extending, Generic[StateT]):
                     running = Running(self, state, nursery)
                     self.runs.add(running)
                     try:
-                        whole = self.parts or self.outer_parts or self.needs.shared
-                        async with self._parts_of(running) if whole else nullcontext():
+                        async with AsyncExitStack() as stack:
+                            if self.needs.shared:
+                                from trimcp.server.handlers.provided import while_running  # few servers need it
+
+                                await stack.enter_async_context(while_running(running))
+                            for part in (*self.parts, *self.outer_parts):
+                                await stack.enter_async_context(part(running))
                             yield running
                     finally:
                         self.runs.discard(running)
         finally:
             self._lifespans -= 1
-
-    @asynccontextmanager
-    async def _parts_of(self, running: Running) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            if self.needs.shared:
-                from trimcp.server.handlers.provided import while_running  # few servers need it
-
-                await stack.enter_async_context(while_running(running))
-            for part in (*self.parts, *self.outer_parts):
-                await stack.enter_async_context(part(running))
-            yield
 
     @contextmanager
     def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
@@ -219,12 +213,11 @@ class Server(Extending, Generic[StateT]):
 
         Raises TypeError: it takes something.
         """
-        from trimcp.server.handlers.calling import inspected
         from trimcp.server.handlers.needs import replacement_of
 
         overrides = self.needs.overrides
         before = overrides.get(provider)
-        overrides[provider] = replacement_of(replacement, inspected)
+        overrides[provider] = replacement_of(replacement)
         try:
             yield
         finally:

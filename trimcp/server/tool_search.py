@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
@@ -142,15 +143,14 @@ class ToolSearch:
     @asynccontextmanager
     async def while_running(self, running: Running) -> AsyncIterator[None]:
         """Shorten the list, and have calls by the one tool become calls of the others, while the block runs."""
-        running.replace("tools/list", lambda inner: self._shortened(running, inner))
-        running.around_calls(self._around)
+        running.replace("tools/list", partial(self._shortened, running))
+        running.replace("tools/call", self._around)
         try:
             yield
         finally:
             del self._lists[running]
 
-    def _shortened(self, running: Running, inner: Handler | None) -> Handler:
-        assert inner is not None
+    def _shortened(self, running: Running, inner: Handler) -> Handler:
         self._lists[running] = inner
 
         async def listed(ctx: Context[Any], params: PageParams) -> Any:

@@ -19,7 +19,7 @@ from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Fitter, Validator, check_author_schema, validator_for
 from trimcp.server.handlers.calling import PreparedFunction, Validate, prepare
 from trimcp.server.handlers.media import as_content, holds_content, json_text
-from trimcp.server.options import ListedOptions, check_options, listed_members, name_of
+from trimcp.server.options import ListedOptions, TaskMode, TaskRule, check_options, listed_members, name_of, task_rule
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
@@ -35,7 +35,6 @@ from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotati
 if TYPE_CHECKING:
     from trimcp.guard.permission import Confirmation, Permission
     from trimcp.server.caching import ResultCache
-    from trimcp.server.extensions.task_rule import TaskMode, TaskRule
     from trimcp.server.handlers.pools import Pools
     from trimcp.store.tasks import Restart
 
@@ -151,7 +150,7 @@ class ToolEntry:
         if arguments is None:
             arguments = {}
         if self.mirrors:
-            self.check_headers(ctx, arguments)
+            check_headers(self.listed.name, self.mirrors, ctx, arguments)
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
@@ -180,10 +179,6 @@ class ToolEntry:
         if self.confirmation is not None:
             await self.confirmation.obtain(ctx, arguments)
 
-    def check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
-        """Check the headers that repeat arguments, see `check_headers`."""
-        check_headers(self.listed.name, self.mirrors, ctx, arguments)
-
     async def _timed(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
         """Run within the tool's own timeout. Waiting for a turn counts, waiting for the client's answer does not."""
         clock = WorkClock(timeout, math.inf)
@@ -203,8 +198,10 @@ class ToolEntry:
 
     def make_result(self, value: Any) -> Any:
         if isinstance(value, _FINISHED):
-            if self.prepared.remote is not None and self.prepared.remote.sandbox is not None:
-                self._check_promised(value)
+            remote = self.prepared.remote
+            sandboxed = remote is not None and remote.sandbox is not None
+            if sandboxed and isinstance(value, CallToolResult) and value.is_error is not True:
+                self._fitting(value.structured_content)  # nothing in there holds it to the schema
             return value
         shape = self.shape
         try:
@@ -219,11 +216,6 @@ class ToolEntry:
         shown = structured["result"] if shape.wrapped else structured
         text = shown if isinstance(shown, str) else json_text(shown)
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
-
-    def _check_promised(self, result: Any) -> None:
-        """Check what a sandbox made of its tool's result: nothing there holds it to the schema."""
-        if isinstance(result, CallToolResult) and result.is_error is not True:
-            self._fitting(result.structured_content)
 
     def _fitting(self, structured: Any) -> Any:
         """Return a result that fits the schema. Raises TypeError, or Unencodable for what JSON cannot carry."""
@@ -346,8 +338,6 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         checked["meta"] = {**(checked.get("meta") or {}), **{key: one for key, one in chosen.items() if one}}
     task: TaskRule | None = None
     if not options.keys().isdisjoint(("task", "task_after", "restart")):
-        from trimcp.server.extensions.task_rule import task_rule  # few servers need it
-
         mode, restart = options.get("task", "never"), options.get("restart", "fail")
         task = task_rule(name, mode, options.get("task_after"), restart)
     promise = None if shape is None or shape.untyped else shape.schema

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from trimcp.schema.forms import Answer, Form
     from trimcp.session.agent_context import AgentContext
-    from trimcp.session.call_task import CallTask
 
     StateT = TypeVar("StateT", default=Any)  # so that plain `Context` is a complete type
 else:
@@ -78,6 +77,30 @@ class RequestScope:
                 raise LocalError("the request is over; nothing can be started for it")
             extras.work = Work(self._session.nursery, job.scope)
         extras.work.start_soon(function, *args)
+
+
+class CallTask:
+    """The task of a call. A call that is none has one too, without id, so that one handler serves both.
+
+    Attributes:
+        id: its id; None if the call is no task. Who knows it may be able to read the result.
+        saved: the value of the last checkpoint, if the handler begins again after a restart of the server; else None.
+    """
+
+    id: str | None = None
+    saved: Any = None
+
+    async def checkpoint(self, value: JSON) -> None:
+        """Save how far the handler is; returns when the value would be found again. It replaces the last one.
+
+        Args:
+            value: any JSON value, at most 1 MiB of it.
+
+        Raises:
+            LocalError: JSON cannot carry the value, or it is too large.
+        """
+        encode(value)
+        await trio.lowlevel.checkpoint()
 
 
 @slotted
@@ -129,11 +152,7 @@ class Context(Admitted, Generic[StateT]):
     def task(self) -> CallTask:
         """The task that this call runs as (`@server.tool(task=...)`), with its checkpoints; one without id if none."""
         found: CallTask | None = getattr(self._job.origin, "task", None)
-        if found is None:
-            from trimcp.session.call_task import CallTask  # few servers need it
-
-            return CallTask()
-        return found
+        return CallTask() if found is None else found
 
     # Cancelling
 

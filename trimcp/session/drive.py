@@ -205,7 +205,7 @@ async def _driving_channel(session: Session, channel: MessageChannel, receiver: 
         driver = _ChannelDriver(session, channel, outbox, receiver)
         if channel.holding is not None:
             driver.connection, channel.holding.holder = channel.holding.holder, driver
-            outbox.weigher = session
+            outbox.weigh = session.weigh
         wire.start_soon(driver.write)
         try:
             async with _running_jobs(session, lambda jobs: jobs.start_soon(driver.read)):
@@ -362,22 +362,14 @@ class _ChannelDriver:
             while True:
                 if receiver.paused:
                     channel.count_received()
-                    await self._readable()
+                    if await readable_or_left(receiver, self._peer_closed):
+                        raise trio.EndOfChannel  # nobody would read the answers to what is still unread
                 receiver.deliver(await channel.receive())
         except trio.EndOfChannel:
             self._lose(channel.close_reason() or "the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._lose(f"the connection broke: {error}" if str(error) else "the connection broke")
         log.debug("the peer is gone: %s", self.session.lost)
-
-    async def _readable(self) -> None:
-        """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
-
-        Raises trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
-        unread.
-        """
-        if await readable_or_left(self.receiver, self._peer_closed):
-            raise trio.EndOfChannel("the peer has left")
 
     async def _peer_closed(self) -> bool:
         await self.channel.wait_peer_closed()

@@ -23,30 +23,21 @@ class Beside(NamedTuple):
     """How long it has been so; of a context, since it was used."""
 
 
-@slotted
-class HeldReplies:
-    """Bytes of replies in one session that wait for the other replies of their arrays, and the bound on them."""
-
-    most: int
-    bytes: int = 0
-
-
 class SessionMemory(MemoryCharge):
     """The memory that the peer uses in one session, as counted in the budget, and the parts of it that others tell.
 
     `budget`: counts the memory that all peers together use; None counts nothing.
     """
 
-    __slots__ = ("arriving", "budget", "handshake", "held_replies")
+    __slots__ = ("arriving", "budget", "handshake", "in_arrays")
 
     def __init__(self, budget: Budget | None = None) -> None:
         super().__init__()
         self.budget: Budget | None = budget
         self.arriving: int = 0  # bytes of the message being processed now
         self.handshake: int = 0  # bytes that the engine keeps of the handshake
-        # replies that wait for the others of their arrays; None before the first array. They are bounded by themselves
-        # and not counted.
-        self.held_replies: HeldReplies | None = None
+        # bytes of replies that wait for the others of their arrays. They are bounded by themselves and not counted.
+        self.in_arrays: int = 0
 
 
 @slotted

@@ -154,10 +154,6 @@ class Pushed:
         """Skip the handshake, for clients of a server that keeps no sessions: they did it on another session."""
         self.session.engine.legacy.assume(revision)
 
-    def require_envelope(self) -> None:
-        """Treat every request as one of the modern era, even if its envelope is missing."""
-        self.session.engine.modern.required = True
-
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Process received messages. Never waits and never raises because of what a peer sent."""
         self.session.deliver(batch)
@@ -232,7 +228,7 @@ class PushedConnection(Pushed):
         session.transport.pushed = False
         assert isinstance(session.sink, WrittenOutbox)
         self._outbox = session.sink
-        self._outbox.session = self._outbox.weigher = session
+        self._outbox.session, self._outbox.weigh = session, session.weigh
         session.jobs.mailbox.leave_room(*self._outbox.writer.read_ahead)
 
     @property

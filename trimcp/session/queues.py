@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 import trio
@@ -16,7 +16,7 @@ import trio
 from trimcp.budget import LARGE, STEP
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
 from trimcp.protocol.events import AnsweredByEngine, BatchReceived, Rejected, RequestReceived
-from trimcp.session.facts import HeldReplies
+from trimcp.session.facts import SessionMemory
 from trimcp.session.incoming.job import Job
 from trimcp.session.limits import Limits
 from trimcp.support.slotted import slotted
@@ -61,14 +61,6 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
             elif kind is dict or kind is list:
                 rest.append(child)
     return size + more
-
-
-class Weigher(Protocol):
-    """A session, to its queues."""
-
-    def weigh(self) -> None:
-        """Count the memory that the peer uses now."""
-        ...
 
 
 class LazyParkingLot:
@@ -215,8 +207,8 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     send_nowait: Callable[[Outgoing], Outgoing | None] | None = attrs.field(init=False, default=None)
     _queue: list[Outgoing] = attrs.field(init=False, factory=list)  # an empty deque takes ten times as much memory
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
-    # counts what waits as memory of the peer, each time that it has grown by `STEP`; None where nobody does
-    weigher: Weigher | None = attrs.field(init=False, default=None)
+    # called each time that what waits has grown by `STEP`, to count it as memory of the peer; None where nobody does
+    weigh: Callable[[], object] | None = attrs.field(init=False, default=None)
     _weigh_at: int = attrs.field(init=False, default=STEP)  # bytes queued at which it is called
     _waiting_writer: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
     _waiting_senders: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
@@ -271,9 +263,9 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self._waiting_writer.unpark()
         queue.append(outgoing)
         self.bytes_queued += len(outgoing.data)
-        if self.bytes_queued >= self._weigh_at and self.weigher is not None:
+        if self.bytes_queued >= self._weigh_at and self.weigh is not None:
             self._weigh_at = self.bytes_queued + STEP
-            self.weigher.weigh()
+            self.weigh()
 
     def post_alone(self, outgoing: Outgoing) -> None:
         """Send at once what `send_nowait` takes, if nothing is before it; the writer saves its turns then.
@@ -371,7 +363,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self._queue.clear()
         self._latest.clear()
         self.bytes_queued = 0
-        self.weigher = None  # which refers to this
+        self.weigh = None  # which refers to this
         self.close()
 
 
@@ -442,7 +434,8 @@ class BatchSink(Sink):
 
     below: Sink  # the sink of the connection that the array was received on
     origin: Origin | None  # where it was received
-    held: HeldReplies  # the bytes that wait in all arrays of the session
+    memory: SessionMemory  # of the session, with the bytes that wait in all its arrays,
+    most: int  # and the bound on them
     _waiting: set[RequestId] = attrs.field(init=False, factory=set)
     _replies: list[bytes] = attrs.field(init=False, factory=list)
 
@@ -457,11 +450,11 @@ class BatchSink(Sink):
 
     def _keep(self, reply: bytes) -> None:
         self._replies.append(reply)
-        self.held.bytes += len(reply)
+        self.memory.in_arrays += len(reply)
 
     def _send_if_whole(self) -> None:
         if self._replies and not self._waiting:
-            self.held.bytes -= sum(map(len, self._replies))
+            self.memory.in_arrays -= sum(map(len, self._replies))
             array, self._replies = b"[" + b",".join(self._replies) + b"]", []
             self.below.post(Outgoing(array, Kind.REPLY, None, self.origin))
 
@@ -478,7 +471,7 @@ class BatchSink(Sink):
         if outgoing.kind is not Kind.REPLY or id not in self._waiting:
             self.below.post(outgoing)
             return
-        if self.held.bytes and self.held.bytes + len(data) > self.held.most:
+        if self.memory.in_arrays and self.memory.in_arrays + len(data) > self.most:
             # An array whose last reply never arrives must not collect replies without bounds.
             data = encode_error(id, OVERLOADED, "too many replies wait for others of their arrays")
         self._waiting.discard(id)

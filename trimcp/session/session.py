@@ -9,7 +9,7 @@ cancelled early was never sent, and the cancellation of one that was sent is ann
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -34,7 +34,7 @@ from trimcp.protocol.events import (
     RequestReceived,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.session.facts import HeldReplies, SessionMemory, TransportFacts
+from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.incoming.job import CancelReason, Endpoint, Job
 from trimcp.session.incoming.jobs import HandlerTasks, Jobs
 from trimcp.session.limits import Limits
@@ -245,10 +245,7 @@ class Session:
         return True
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
-        held = self.memory.held_replies
-        if held is None:
-            held = self.memory.held_replies = HeldReplies(self.limits.backlog_bytes)
-        sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, held)
+        sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, self.memory, self.limits.backlog_bytes)
         sink.expect(event)
         # The members share the memory of the array's text.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
@@ -318,6 +315,21 @@ class Session:
                 self.weigh()
         elif self.transport.pushed and job.size >= STEP:
             self.weigh()
+
+    def start_notice(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Have a task handle a notification. If as many run as requests may wait, it is dropped and counted."""
+
+        async def run() -> None:
+            try:
+                await function(*args)
+            finally:
+                self.jobs.notices -= 1
+
+        if self.jobs.notices >= self.limits.backlog_requests:
+            self.counts.drop("others")
+            return
+        self.jobs.notices += 1
+        self.background.start_soon(run)
 
     def tell_dropped_logs(self, job: Job | None) -> None:
         """Send one log message with the number of messages dropped while the peer was slow, if it wants warnings.

@@ -19,8 +19,16 @@ import attrs
 import trio
 
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.extensions.frontmatter import read_frontmatter
-from trimcp.extensions.skills import MANIFEST, MOST_BYTES, MOST_FILES, Skill, SkillFile, check_entry, digest_of
+from trimcp.extensions.skills import (
+    MANIFEST,
+    MOST_BYTES,
+    MOST_FILES,
+    Skill,
+    SkillFile,
+    check_entry,
+    digest_of,
+    read_frontmatter,
+)
 from trimcp.extensions.yaml_values import require_yaml
 from trimcp.session.context import Context
 from trimcp.support.cleaning import in_quotes, one_line

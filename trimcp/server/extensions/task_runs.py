@@ -34,15 +34,7 @@ from trimcp.session.limits import Quota
 from trimcp.session.push import Pushed
 from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.support.cleaning import log_crash, one_line
-from trimcp.wire.codes import (
-    CANCELLED_BY_DRAIN,
-    CANCELLED_BY_OPERATOR,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    MISSING_CAPABILITY,
-    OVERLOADED,
-    TIMED_OUT,
-)
+from trimcp.wire import codes
 from trimcp.wire.common import META_PROGRESS, META_SUBSCRIPTION_ID
 from trimcp.wire.jsonrpc import JSON, Notification, Request, RequestId, encode
 from trimcp.wire.methods import TASK_ID, TASK_NOTICE
@@ -74,7 +66,7 @@ def require_tasks(ctx: Context[Any]) -> None:
     """Raise ErrorReply if the sender of a request did not declare tasks with it."""
     if not declared(ctx.capabilities):
         text = "this client did not declare the extension for tasks with the request"
-        raise ErrorReply(MISSING_CAPABILITY, text, {"requiredCapabilities": dict(NEEDED)})
+        raise ErrorReply(codes.MISSING_CAPABILITY, text, {"requiredCapabilities": dict(NEEDED)})
 
 
 @attrs.define(eq=False)
@@ -106,10 +98,10 @@ class TaskRuns:
         """Return a task that the sender of a request may see. Raises ErrorReply: there is none such."""
         id = params.get(TASK_ID)
         if not isinstance(id, str):
-            raise ErrorReply(INVALID_PARAMS, f"{TASK_ID} must be a text")
+            raise ErrorReply(codes.INVALID_PARAMS, f"{TASK_ID} must be a text")
         task = await self._look(id, ctx.principal)
         if task is None:
-            raise ErrorReply(INVALID_PARAMS, "there is no such task, or no more")
+            raise ErrorReply(codes.INVALID_PARAMS, "there is no such task, or no more")
         return task
 
     async def _look(self, id: str, principal: Principal | None) -> KeptTask | None:
@@ -264,11 +256,6 @@ def _stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _deadline(task: KeptTask, served: TaskSettings) -> float:
-    """Return until when a task may run that begins now: for all of its time, unless it began in another process."""
-    return trio.current_time() + min(served.longest, max(0.0, task.until - served.ttl - time.time()))
-
-
 @attrs.define(eq=False, repr=False)
 class TaskRun(Sink):
     """One task: the origin and the sink of its `tools/call`, and its place in the memory of the server."""
@@ -295,7 +282,10 @@ class TaskRun(Sink):
     _lost: bool = attrs.field(init=False, default=False)  # another run of a server may claim it, or has
 
     def __attrs_post_init__(self) -> None:
-        self._deadline = _deadline(self.kept, self.runs.served)
+        served = self.runs.served
+        # All of its time, unless it began in another process.
+        left = min(served.longest, max(0.0, self.kept.until - served.ttl - time.time()))
+        self._deadline = trio.current_time() + left
         self.account = self.runs.running.budget.holding(self.kept.owner, self)
         self.charge = MemoryCharge(self.account)
 
@@ -313,7 +303,7 @@ class TaskRun(Sink):
             with trio.move_on_at(self._deadline) as limit, self._scope:
                 await self._carry_out()
             if limit.cancelled_caught and not kept.ended:
-                self.fail(TIMED_OUT, f"the task took longer than {self.runs.served.longest:g} seconds")
+                self.fail(codes.TIMED_OUT, f"the task took longer than {self.runs.served.longest:g} seconds")
             if self._lost:
                 return
             if not kept.ended:
@@ -488,7 +478,7 @@ class TaskRun(Sink):
             self.leave()
             self.runs.nursery.start_soon(self.runs.forget, self.id)
         else:
-            self.fail(OVERLOADED, why)
+            self.fail(codes.OVERLOADED, why)
             self.cancel(why)
 
     # The origin of its messages
@@ -541,9 +531,9 @@ class TaskRun(Sink):
             return
         if outgoing.error is not None:
             error = orjson.loads(data)["error"]
-            if error["code"] == CANCELLED_BY_DRAIN:
+            if error["code"] == codes.CANCELLED_BY_DRAIN:
                 self._lost = True
-            elif error["code"] == CANCELLED_BY_OPERATOR:
+            elif error["code"] == codes.CANCELLED_BY_OPERATOR:
                 self._end("cancelled", error["message"])
             else:
                 self.fail(error["code"], error["message"], error.get("data"))
@@ -553,7 +543,7 @@ class TaskRun(Sink):
             self._ask(asks)
         elif not self.account.fits(len(result)):
             self.account.refuse("results of tasks")
-            self.fail(INTERNAL_ERROR, "the call was carried out, but there was no room to keep its result")
+            self.fail(codes.INTERNAL_ERROR, "the call was carried out, but there was no room to keep its result")
         else:
             kept.result = result
             self._end("completed")

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -18,11 +19,11 @@ from trimcp.extensions.tasks import NEEDED, declared
 from trimcp.protocol.bound_methods import foreign
 from trimcp.protocol.connection import Encoded
 from trimcp.server.extensions.task_claims import TaskClaims
-from trimcp.server.extensions.task_rule import TaskRule
 from trimcp.server.extensions.task_runs import RECORD, TaskRun, TaskRuns, TaskSettings, as_json, require_tasks
 from trimcp.server.handlers.calling import Handler, answer_all
+from trimcp.server.options import TaskRule
 from trimcp.server.running import Running
-from trimcp.server.tools import ToolEntry
+from trimcp.server.tools import ToolEntry, check_headers
 from trimcp.session.context import Context
 from trimcp.session.facts import Beside
 from trimcp.session.outgoing.asking import Questions
@@ -69,8 +70,8 @@ class ServedTasks(TaskSettings):
         """Serve the tasks of a run of the server while the block runs."""
         async with self.store.opened(), open_service_nursery() as nursery:
             runs = self.runs[running] = TaskRuns(self, running, nursery)
-            running.around_calls(lambda inner: self._deciding(runs, inner))
-            running.watch_tasks(runs)
+            running.replace("tools/call", partial(self._deciding, runs))
+            running.subscribers.tasks = runs
             claims = TaskClaims(runs)
             await claims.look_around()
             nursery.start_soon(claims.keep_up)
@@ -155,7 +156,7 @@ class ServedTasks(TaskSettings):
         if not entry.validator.is_valid(arguments) or (permission is not None and permission.hides(ctx.admission)):
             return await inner(ctx, params)  # which refuses it
         # What asks before the handler does is asked for the call itself, and answered before there is a task.
-        entry.check_headers(ctx, arguments)
+        check_headers(name, entry.mirrors, ctx, arguments)
         if permission is not None:
             permission.check_scopes(ctx, name)
         await entry.obtain(ctx, arguments)

@@ -14,25 +14,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError, McpError, ToolError
 from trimcp.schema.convert import ConversionError
-from trimcp.schema.hints import is_union, split
-from trimcp.schema.signature import ResultShape, Signature, describe, describe_result, target_of
+from trimcp.schema.signature import ResultShape, Signature, describe_result, target_of
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.handlers.media import is_content
-from trimcp.server.handlers.needs import Depends, Need, marker_of, need_of
+from trimcp.server.handlers.needs import Depends, Elicit, Need, inspected, marker_of, need_of
 from trimcp.server.handlers.threads import ThreadContext, ThreadPortal, in_thread
-from trimcp.server.options import check_schema
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.support.nurseries import unwrap_single
-from trimcp.support.slotted import slotted, valued
-from trimcp.wire.given import given_form, given_name
+from trimcp.support.slotted import slotted
+from trimcp.wire.given import given_form
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
@@ -47,32 +45,6 @@ Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
-
-
-@attrs.frozen
-@valued
-class Elicit:
-    """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
-
-    The type is one that a form field can hold: text, a number, a boolean or an enumeration. For a form of several
-    fields it is an attrs class, dataclass, TypedDict or Pydantic model of them. `Annotated[ElicitResult, Elicit("...",
-    schema)]` passes the whole result, also if the user declined; with any other type declining is a tool error.
-
-    Args:
-        message: the question's text.
-        schema: the form as a JSON Schema, if it does not follow from the type.
-        key: the question's name in revisions where the client repeats the request with the answers.
-    """
-
-    message: str
-    schema: dict[str, Any] | None = None
-    key: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        given_name("message", self.message)
-        check_schema("schema", self.schema)
-        if self.key is not None:
-            given_name("key", self.key)
 
 
 @slotted(frozen=True)
@@ -98,30 +70,6 @@ class Question:
         if result.action != "accept" or result.content is None:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
         return self.form.read(marker.message, result).value
-
-
-def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
-    """Return whether a parameter takes the request's context: by its type, or if untyped by the name `ctx`."""
-    bare, _ = split(hint)
-    kinds = [split(each)[0] for each in get_args(bare)] if is_union(bare) else [bare]
-    named = any((get_origin(kind) or kind) in (Context, ThreadContext) for kind in kinds)
-    return named or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
-
-
-def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
-    return _is_context(parameter, hint) or marker_of(hint, Elicit) is not None or marker_of(hint, Depends) is not None
-
-
-def inspected(function: Callable[..., Any], *, loose: bool) -> tuple[Signature, str | None, list[tuple[str, Any]]]:
-    """Return a function's signature, the parameter that takes the context, and the other injected ones by name."""
-    signature = describe(function, injected=_is_injected, loose=loose)
-    context_parameter, others = None, []
-    for parameter, hint in signature.injected:
-        if _is_context(parameter, hint):
-            context_parameter = parameter.name
-        else:
-            others.append((parameter.name, hint))
-    return signature, context_parameter, others
 
 
 def _question_of(parameter: str, hint: Any) -> Question:
@@ -328,7 +276,7 @@ def prepare(
             raise TypeError(
                 f"{signature.name}(): the parameter {parameter!r} cannot be handed to a worker process; make it there"
             )
-        needs.append((parameter, need_of(marker, inspected)))
+        needs.append((parameter, need_of(marker)))
     whole = schema_given and list(signature.parameters) == ["arguments"]
     is_async = inspect.iscoroutinefunction(function)
     if not is_async and inspect.iscoroutinefunction(target_of(function)):

@@ -1,15 +1,22 @@
-"""What handlers need beside arguments: parameters that other functions provide, as they are declared."""
+"""What handlers need beside arguments: parameters that the user or other functions provide, as they are declared."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
+
+import attrs
 
 from trimcp.errors import LocalError
-from trimcp.schema.signature import Signature, target_of
-from trimcp.support.slotted import slotted
+from trimcp.schema.hints import is_union, split
+from trimcp.schema.signature import Signature, describe, target_of
+from trimcp.server.handlers.threads import ThreadContext
+from trimcp.server.options import check_schema
+from trimcp.session.context import Context
+from trimcp.support.slotted import slotted, valued
+from trimcp.wire.given import given_name
 
 Owner: TypeAlias = Literal["request", "session", "server"]
 _OWNERS: Final = ("request", "session", "server")  # each ends before the next
@@ -17,12 +24,30 @@ _OWNERS: Final = ("request", "session", "server")  # each ends before the next
 _MarkerT = TypeVar("_MarkerT")
 
 
-class Inspected(Protocol):
-    """Returns a function's signature, the parameter that takes the context, and the other injected ones by name."""
+@attrs.frozen
+@valued
+class Elicit:
+    """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
 
-    def __call__(
-        self, function: Callable[..., Any], /, *, loose: bool
-    ) -> tuple[Signature, str | None, list[tuple[str, Any]]]: ...
+    The type is one that a form field can hold: text, a number, a boolean or an enumeration. For a form of several
+    fields it is an attrs class, dataclass, TypedDict or Pydantic model of them. `Annotated[ElicitResult, Elicit("...",
+    schema)]` passes the whole result, also if the user declined; with any other type declining is a tool error.
+
+    Args:
+        message: the question's text.
+        schema: the form as a JSON Schema, if it does not follow from the type.
+        key: the question's name in revisions where the client repeats the request with the answers.
+    """
+
+    message: str
+    schema: dict[str, Any] | None = None
+    key: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        given_name("message", self.message)
+        check_schema("schema", self.schema)
+        if self.key is not None:
+            given_name("key", self.key)
 
 
 @slotted(frozen=True)
@@ -48,6 +73,30 @@ def marker_of(hint: Any, kind: type[_MarkerT]) -> _MarkerT | None:
     return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)), None)
 
 
+def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Return whether a parameter takes the request's context: by its type, or if untyped by the name `ctx`."""
+    bare, _ = split(hint)
+    kinds = [split(each)[0] for each in get_args(bare)] if is_union(bare) else [bare]
+    named = any((get_origin(kind) or kind) in (Context, ThreadContext) for kind in kinds)
+    return named or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
+
+
+def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
+    return _is_context(parameter, hint) or marker_of(hint, Elicit) is not None or marker_of(hint, Depends) is not None
+
+
+def inspected(function: Callable[..., Any], *, loose: bool) -> tuple[Signature, str | None, list[tuple[str, Any]]]:
+    """Return a function's signature, the parameter that takes the context, and the other injected ones by name."""
+    signature = describe(function, injected=_is_injected, loose=loose)
+    context_parameter, others = None, []
+    for parameter, hint in signature.injected:
+        if _is_context(parameter, hint):
+            context_parameter = parameter.name
+        else:
+            others.append((parameter.name, hint))
+    return signature, context_parameter, others
+
+
 @slotted(frozen=True)
 class Need:
     """A function that provides a value, inspected once."""
@@ -64,7 +113,7 @@ class Need:
         return [one for _, need in self.needs for one in need.everything()] + [self]
 
 
-def need_of(marker: Depends, inspected: Inspected, within: Sequence[Callable[..., Any]] = ()) -> Need:
+def need_of(marker: Depends, within: Sequence[Callable[..., Any]] = ()) -> Need:
     """Inspect a function that provides a value for those `within`, outermost first.
 
     Raises TypeError if it cannot be called, with what to change.
@@ -89,7 +138,7 @@ def need_of(marker: Depends, inspected: Inspected, within: Sequence[Callable[...
         needed = marker_of(hint, Depends)
         if needed is None:
             raise TypeError(f"{name}(): only a handler declares questions; take the Context, and ask by it")
-        need = need_of(needed, inspected, (*within, function))
+        need = need_of(needed, (*within, function))
         if _OWNERS.index(need.owner) < _OWNERS.index(owner):
             raise TypeError(f"{name}() belongs to the {owner}, but its parameter {parameter!r} to a {need.owner}")
         needs.append((parameter, need))
@@ -97,7 +146,7 @@ def need_of(marker: Depends, inspected: Inspected, within: Sequence[Callable[...
     return Need(function, call, entered, owner, context_parameter, tuple(needs))
 
 
-def replacement_of(function: Callable[..., Any], inspected: Inspected) -> Need:
+def replacement_of(function: Callable[..., Any]) -> Need:
     """Inspect a function that provides in place of another. Raises TypeError if it takes anything."""
     signature, context_parameter, others = inspected(function, loose=True)
     if context_parameter is not None or others or signature.input_schema.get("required"):

@@ -42,15 +42,10 @@ class _AskedTurn:
 
 @attrs.define(eq=False)
 class TurnDesk:
-    """Asks for the turns of one process: for those that wait when their time may have come, for others to keep them.
+    """Asks for the turns of one process: for those that wait when their time may have come, for others to keep them."""
 
-    Args:
-        store: counts the turns of all processes.
-        tell: tells another process, by its name, that the time of its turn of this id has come.
-    """
-
-    store: SharedStore
-    tell: Callable[[str, str], object]
+    store: SharedStore  # counts the turns of all processes
+    tell: Callable[[str, str], object]  # tells a process, by its name, that the time of its turn of this id has come
     _asked: dict[str, _AskedTurn] = attrs.field(init=False, factory=dict)
     _ended: dict[str, tuple[SharedTurn, float]] = attrs.field(init=False, factory=dict)  # and when
     _due: list[tuple[float, str]] = attrs.field(init=False, factory=list)  # a heap

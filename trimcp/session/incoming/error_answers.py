@@ -9,15 +9,7 @@ from typing import Any
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted
-from trimcp.wire.codes import (
-    CANCELLED_BY_DRAIN,
-    ERRORS,
-    FORBIDDEN,
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    MISSING_CAPABILITY,
-    OVERLOADED,
-)
+from trimcp.wire import codes
 from trimcp.wire.jsonrpc import JSON
 
 log: logging.Logger = logging.getLogger("trimcp.session")
@@ -38,11 +30,11 @@ class ErrorAnswer:
         data: Any = answer.data if isinstance(answer.data, dict) else {}
         retry_after: float | None = None
         required: tuple[str, ...] = ()
-        if answer.code == OVERLOADED:
+        if answer.code == codes.OVERLOADED:
             seconds = data.get("retryAfter")
             if type(seconds) in (int, float) and 0 <= seconds < math.inf:
                 retry_after = seconds
-        elif answer.code == FORBIDDEN:
+        elif answer.code == codes.FORBIDDEN:
             scopes = data.get("requiredScopes")
             if isinstance(scopes, list | tuple):
                 required = tuple(scope for scope in scopes if isinstance(scope, str))
@@ -58,8 +50,8 @@ class ErrorAnswer:
 
 def own_error_data(code: int, *, started: bool) -> dict[str, JSON]:
     """Return the `data` of an error of our own: its reason and, in a drain, whether anything was done."""
-    data: dict[str, JSON] = {"reason": ERRORS[code].reason}
-    return {**data, "started": started} if code == CANCELLED_BY_DRAIN else data
+    data: dict[str, JSON] = {"reason": codes.ERRORS[code].reason}
+    return {**data, "started": started} if code == codes.CANCELLED_BY_DRAIN else data
 
 
 def error_for(error: BaseException, name: str, *, peer_lost: bool) -> ErrorReply | None:
@@ -70,12 +62,12 @@ def error_for(error: BaseException, name: str, *, peer_lost: bool) -> ErrorReply
     cause = unwrap_single(error)
     if isinstance(cause, CannotAsk):
         if cause.required is not None:
-            return ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
-        return ErrorReply(INVALID_REQUEST, str(cause))
+            return ErrorReply(codes.MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
+        return ErrorReply(codes.INVALID_REQUEST, str(cause))
     if isinstance(cause, ErrorReply):
         return cause
-    drained = isinstance(cause, RemoteError) and cause.code == CANCELLED_BY_DRAIN
+    drained = isinstance(cause, RemoteError) and cause.code == codes.CANCELLED_BY_DRAIN
     if drained or (peer_lost and isinstance(cause, ConnectionLost) and not isinstance(cause, RemoteError)):
         log.debug("the handler of %s lost its peer", name)
-        return ErrorReply(INTERNAL_ERROR, "the connection was lost")
+        return ErrorReply(codes.INTERNAL_ERROR, "the connection was lost")
     return None

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 import trio
@@ -67,7 +67,7 @@ class Questions:
         if not admission.revision.server_may_call:
             self.memory.progress = None if job.reports is None else job.reports.kept
             state = session.sealer.seal(self.memory, digest=self.digest, principal=admission.principal, now=time.time())
-            requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
+            requests = {key: REQUESTS[method.name](params) for key, (method, params) in asked.items()}
             result = InputRequiredResult(input_requests=requests, request_state=state)
             self.unwound = True
             return session.engine.encode_result(job.request, result)
@@ -233,8 +233,9 @@ def _reaches_here(scope: trio.CancelScope | None) -> bool:
     return reached
 
 
-_REQUESTS: dict[str, Callable[[Any], InputRequest]] = {
+REQUESTS: Final[Mapping[str, Callable[[Any], InputRequest]]] = {
     "elicitation/create": lambda params: ElicitRequest(params=params),
     "sampling/createMessage": lambda params: CreateMessageRequest(params=params),
     "roots/list": lambda params: ListRootsRequest(params=RequestParams()),  # `{}`: clients in Go need the member
 }
+"""What makes each question a part of a result, of its params."""
