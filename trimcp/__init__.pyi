@@ -68,10 +68,10 @@ from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
 from trimcp.schema.hints import Arg as Arg
 from trimcp.server.caching import ResultCache as ResultCache
-from trimcp.server.handlers.calling import Elicit as Elicit
 from trimcp.server.handlers.media import Audio as Audio
 from trimcp.server.handlers.media import Image as Image
 from trimcp.server.handlers.needs import Depends as Depends
+from trimcp.server.handlers.needs import Elicit as Elicit
 from trimcp.server.handlers.threads import ThreadContext as ThreadContext
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.offering import Notice as Notice

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.extensions.skills import read_frontmatter
-from trimcp.extensions.skills import same_json
+from trimcp.extensions.skills import read_frontmatter, same_json
 
 
 def read(yaml: str) -> Any:

@@ -25,8 +25,8 @@ import trio
 from trimcp.errors import ErrorReply, ResourceNotFound, ToolError
 from trimcp.run import run_stdio
 from trimcp.schema.hints import Arg
-from trimcp.server.handlers.needs import Elicit
 from trimcp.server.handlers.media import Audio, Image
+from trimcp.server.handlers.needs import Elicit
 from trimcp.server.handlers.threads import ThreadContext
 from trimcp.server.logbridge import LogBridge
 from trimcp.server.server import Server

@@ -14,8 +14,7 @@ import trio.testing
 import trimcp
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.server.handlers.needs import Elicit
-from trimcp.server.handlers.needs import Depends
+from trimcp.server.handlers.needs import Depends, Elicit
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.context import Context
