@@ -205,13 +205,7 @@ def target_of(
         from trimcp.client.client import at_url
 
         return at_url(entry.url, entry.headers)
-    from trimcp.transports.stdio.child import StdioServer
-    from trimcp.transports.trace import trace_from_environment
-
-    trace = trace_from_environment()
-    return StdioServer(
-        entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace, revision=entry.revision
-    )
+    return stdio(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, revision=entry.revision)
 
 
 @slotted(frozen=True)
@@ -231,15 +225,14 @@ class InProcess:
 
         ours: AnyChannel
         theirs: AnyChannel
-        if self.trace is not None:
+        if self.trace is None and not self.framed:
+            ours, theirs = direct_ends()
+        else:
+            ours, theirs = memory_channels(framed=self.framed)
+        if self.trace is not None and isinstance(theirs, MessageChannel):
             from trimcp.transports.trace import traced
 
-            ours, channel = memory_channels(framed=self.framed)
-            theirs = traced(channel, self.trace)
-        elif self.framed:
-            ours, theirs = memory_channels(framed=True)
-        else:
-            ours, theirs = direct_ends()
+            theirs = traced(theirs, self.trace)
         async with open_service_nursery() as nursery:
             nursery.start_soon(self.server.serve, ours)
             yield theirs

@@ -89,10 +89,7 @@ class ClientEndpoint:
     """What one connection serves to its server."""
 
     client: ClientProgram
-    # the `ClientSession` that it belongs to, which sets this and the next one
-    session: object = attrs.field(init=False)
-    # called with each notification, after the handlers were started
-    take_note: Callable[[Notified], None] = attrs.field(init=False)
+    session: Any = attrs.field(init=False)  # the `ClientSession` that it belongs to, which sets this
     clocks: Clocks = attrs.field(init=False)  # pause while a person answers a question
     _bucket: TokenBucket = attrs.field(init=False)
 
@@ -161,11 +158,11 @@ class ClientEndpoint:
         return sampled
 
     def notified(self, actor: Session, event: Notified) -> None:
-        """Call the handlers of a notification, then the session's `take_note`."""
+        """Call the handlers of a notification, and tell the session."""
         handlers = self.client.notification_handlers.get(event.method.name)
         if handlers is not None and actor.driven:
             actor.start_notice(self._notice, handlers, event.params)
-        self.take_note(event)
+        self.session.notified(event)
 
     async def _notice(self, handlers: list[Callable[..., Any]], params: Any) -> None:
         for handler in handlers:  # a crash of one does not affect the next

@@ -31,7 +31,7 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.lifecycle import SetLevelParams
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import LISTS, METHODS
 from trimcp.wire.prompts import (
     CompleteParams,
     Completion,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_LISTED: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 _MOST_KEPT: Final = 1_024
 _MOST_BYTES: Final = 32 * 1024 * 1024
 
@@ -161,7 +160,7 @@ class ClientSession:
     def __attrs_post_init__(self) -> None:
         self.clocks = self._endpoint.clocks
         self.subscriptions = Subscriptions(self.session)
-        self._endpoint.session, self._endpoint.take_note = self, self.notified
+        self._endpoint.session = self
         if self.client.on_logging is not None:
             self.logs = Logs(self.client.on_logging, self.session)
             self._log_level = self.client.log_level
@@ -429,8 +428,8 @@ class ClientSession:
             method: "tools/list", "prompts/list", "resources/list" or "resources/templates/list".
             cursor: the `next_cursor` of the previous page, None for the first.
         """
-        if method not in _LISTED:
-            raise LocalError(f"{method} is not paged; use one of {', '.join(_LISTED)}")
+        if method not in LISTS:
+            raise LocalError(f"{method} is not paged; use one of {', '.join(LISTS)}")
 
         async def fetch() -> tuple[Cacheable, bool]:
             page = await self._ask(method, None if cursor is None else PageParams(cursor=cursor))

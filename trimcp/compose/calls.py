@@ -97,13 +97,11 @@ class RelayedCall:
         rounds = RelayedRounds(session.session, self, self.method, self.params, left, meta or None, pass_on=pass_on)
         rounds.until = ctx.deadline if self.held is None else math.inf
         if ctx.progress_wanted:
-            payload = await self._followed(rounds, session)
-        else:
-            rounds.deadline = session.clocks.deadline()
-            await self.allow(rounds)
-            await rounds.begin()
-            payload = await rounds.payload()
-        return payload
+            return await self._followed(rounds, session)
+        rounds.deadline = session.clocks.deadline()
+        await self.allow(rounds)
+        await rounds.begin()
+        return await rounds.payload()
 
     async def _followed(self, rounds: Rounds, session: ClientSession) -> Any:
         """Pass on the progress, for which the upstream waits no longer than its bounded queue."""

@@ -52,14 +52,12 @@ from trimcp.wire.lifecycle import (
     SubscriptionsListenParams,
     SubscriptionsListenResult,
 )
-from trimcp.wire.methods import METHODS, TASK_ID, TASK_NOTICE
+from trimcp.wire.methods import CALLS, LISTS, METHODS, TASK_ID, TASK_NOTICE
 from trimcp.wire.resources import ReadResourceParams, SubscribeParams
 from trimcp.wire.tools import CallToolParams, Tool
 
 log: logging.Logger = logging.getLogger("trimcp.compose")
 
-LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
-ASKED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
 _OF_TASKS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
 EXTENSIONS: Final = ("skills/list", "skills/get", "resources/directory/read", *_OF_TASKS)
 """The methods of the official extensions."""
@@ -95,7 +93,7 @@ class Forwarding:
         """Return the handlers of the protocol's methods, and of these of extensions."""
         return {
             **{name: partial(self.page, name) for name in LISTS},
-            **{name: partial(self.request, name) for name in ASKED},
+            **{name: partial(self.request, name) for name in CALLS},
             **{name: partial(self.extension, name) for name in methods},
             "resources/subscribe": self.subscribe,
             "resources/unsubscribe": self.unsubscribe,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from random import Random
 from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
@@ -105,25 +104,21 @@ def supervise(
     if when_down not in ("wait", "fail"):
         raise LocalError(f'when_down is "wait" or "fail", not {when_down!r}')
     called = type(given).__name__ if name is None else name
-    chance = Random() if random is None else random
-    supervisor = partial(Supervisor, client, given, called, spoken, restarts, breaker, health, chance)
-    return _supervising(supervisor, when_down, repeat_safe_tools)
 
+    @asynccontextmanager
+    async def supervising() -> AsyncIterator[Upstream]:
+        require_trio()
+        supervisor = Supervisor(client, given, called, spoken, restarts, breaker, health, random or Random())
 
-@asynccontextmanager
-async def _supervising(
-    make: Callable[[], Supervisor], when_down: WhenDown, repeat_safe_tools: bool
-) -> AsyncIterator[Upstream]:
-    require_trio()
-    supervisor = make()
+        async def end() -> None:
+            supervisor.leave()
+            await supervisor.wait_state((UpstreamState.ENDED,))
 
-    async def end() -> None:
-        supervisor.leave()
-        await supervisor.wait_state((UpstreamState.ENDED,))
+        async with open_service_nursery() as nursery, closing_with(end):
+            nursery.start_soon(supervisor.run, name=f"upstream {called}")
+            yield Upstream(supervisor, when_down, repeat_safe_tools)
 
-    async with open_service_nursery() as nursery, closing_with(end):
-        nursery.start_soon(supervisor.run, name=f"upstream {supervisor.name}")
-        yield Upstream(supervisor, when_down, repeat_safe_tools)
+    return supervising()
 
 
 @attrs.define(eq=False, repr=False)

@@ -22,9 +22,7 @@ from trimcp.errors import ErrorReply
 from trimcp.session.incoming.job import Job
 from trimcp.support.cleaning import harmless, mask, shapes
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, OVERLOADED
-
-AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
-"""The methods that are recorded by default."""
+from trimcp.wire.methods import CALLS
 
 Arguments: TypeAlias = Literal["none", "shapes", "masked", "whole"]
 
@@ -76,7 +74,7 @@ class Audit:
         logger: str | None = None,
         file: str | Path | None = None,
         write: Callable[[dict[str, Any]], object] | None = None,
-        methods: Sequence[str] = AUDITED,
+        methods: Sequence[str] = CALLS,
         arguments: Arguments = "shapes",
         required: bool = False,
     ) -> None:

@@ -7,6 +7,7 @@ legacy clients that set a level; in later revisions every log message belongs to
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -79,12 +80,8 @@ class LogBridge(logging.Handler):
             except Exception:
                 self.handleError(record)
 
-        try:
-            trio.lowlevel.current_task()
-        except RuntimeError:
-            try:
-                self._token.run_sync_soon(send)
-            except trio.RunFinishedError:
-                return
-        else:
+        if trio.lowlevel.in_trio_task():
             send()
+        else:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(send)

@@ -29,7 +29,7 @@ from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND
 from trimcp.wire.common import PageParams
 from trimcp.wire.content import EmbeddedResource, ResourceLink
 from trimcp.wire.jsonrpc import encode
-from trimcp.wire.methods import METHODS, TASK_ID
+from trimcp.wire.methods import CALLS, LISTS, METHODS, TASK_ID
 
 if TYPE_CHECKING:
     from trimcp.server.running import Running
@@ -39,8 +39,6 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 SEPARATOR: Final = "__"
 """Between a prefix and a name."""
 
-_LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
-_COUNTED: Final = ("tools/call", "prompts/get", "resources/read", "completion/complete")
 _MOST_PAGES: Final = 1_000
 _MOST_LISTED: Final = 10_000  # entries of one list of one mounted server
 _MOST_CLAIMS: Final = 50_000  # addresses of which is known whose they are
@@ -73,7 +71,7 @@ class Mounted:
         """Have it handle a request."""
         running = self.running
         assert running is not None
-        if self.quota is None or method not in _COUNTED:
+        if self.quota is None or method not in CALLS:
             return running.handle_for(ctx, method, params)
         return running.pools.in_turn(
             ctx, "tool", self.prefix, self.quota, lambda pools, ctx: running.handle_for(ctx, method, params)
@@ -133,9 +131,9 @@ class Mounts:
         async with AsyncExitStack() as stack:
             for mounted in self.by_prefix.values():
                 await stack.enter_async_context(self.entered(mounted))
-            for name in _LISTS:
+            for name in LISTS:
                 running.replace(name, partial(self._listing, name))
-            for name in ("tools/call", "prompts/get", "resources/read", "completion/complete"):
+            for name in CALLS:
                 routed = running.within(name, partial(self._routed, name))
                 running.replace(name, partial(self._choosing, name, routed))
             for name in self.methods():

@@ -34,6 +34,7 @@ from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode
+from trimcp.wire.methods import CALLS, LISTS
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import ListResourcesResult, ListResourceTemplatesResult, ReadResourceParams
 from trimcp.wire.revisions import Revision
@@ -52,8 +53,6 @@ _OWNERS = 10  # owners of memory in a snapshot of statistics
 # Sessions kept for reuse by later single requests, about 4 KiB each.
 _MOST_SPARE = 128
 
-_LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
-_SHARED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
 _ENCODED: Final = "_encoded"  # the attribute by which a page that middleware left alone is known
 
 # Seconds beyond the caller's deadline: its own cancellation, which gives a better reason, may arrive first.
@@ -126,7 +125,7 @@ class Running:
             **server.foreign,
         }
         self._handlers = {}
-        self.serve_by(handlers, own=_LISTS)
+        self.serve_by(handlers, own=LISTS)
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def serve_by(self, handlers: Mapping[str, Handler], own: Collection[str] = ()) -> None:
@@ -141,7 +140,7 @@ class Running:
     def within(self, name: str, handler: Handler, *, own: bool = False) -> Handler:
         """Return the handler of a method inside the turns, middleware and filters; `own` as for `serve_by`."""
         server = self.server
-        if name in _SHARED:
+        if name in CALLS:
             handler = self.pools.shared(handler)
         if not own:
             handler = server.filtered(name, server.wrap(handler))
@@ -439,7 +438,7 @@ class Running:
                 page = result(**listed, next_cursor=cursor, ttl_ms=server.list_ttl_ms, cache_scope=scope)
                 return Encoded(encode(session.engine.dump_result(job.request, page)) if sent else b"", page)
 
-            sent = job.request.method.name in _LISTS  # else a tool wants the list
+            sent = job.request.method.name in LISTS  # else a tool wants the list
             key = (ctx.revision, registry.rights_of(ctx.principal), sent)
             hidden = registry.hidden_from(ctx.admission)
             return registry.page(params.cursor, server.page_size, key, encode_page, hidden)

@@ -25,7 +25,6 @@ from trimcp.channel import (
     IN_MEMORY,
     SERVER_MAX_MESSAGE,
     Incoming,
-    Link,
     MessageChannel,
     Outgoing,
     PeerProgress,
@@ -76,9 +75,7 @@ class DirectEnd(Sink):
 
     # The sink of this end's session
 
-    @property
-    def link(self) -> Link:
-        return IN_MEMORY
+    link = IN_MEMORY
 
     @property
     def full(self) -> bool:

@@ -189,6 +189,9 @@ _ROWS: Final = (
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
 """Every method by name."""
 
+LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+CALLS: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
+"""The requests for one of what is listed: they have quotas and are recorded."""
 LISTEN: Final = "subscriptions/listen"
 OPENING: Final = ("initialize", "server/discover")
 """What begins a connection: before it no request has decided what is spoken, nor does a refusal of it."""

@@ -16,8 +16,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import attrs
@@ -160,10 +160,10 @@ def _try(bwrap: str) -> None:
     """Run what does nothing, once in a process: containers and some kernels do not let users make namespaces."""
     sandbox = Sandbox(bwrap, (), (), 1_048_576)
     nothing = shutil.which("true") or "/bin/true"
-    with _Filter() as filter:
+    with _seccomp() as (descriptors, filters):
         done = subprocess.run(  # noqa: S603 -- a fixed command
-            sandbox.command([nothing], HOME, *filter.options),
-            pass_fds=filter.descriptors,
+            sandbox.command([nothing], HOME, *filters),
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -175,27 +175,24 @@ def _try(bwrap: str) -> None:
             f"bubblewrap can make no sandbox here: {done.stderr.strip()[:500]} (a container or the kernel may forbid "
             "namespaces to users). Nothing runs without its sandbox"
         )
-    if not filter.options:
+    if not filters:
         log.warning("no seccomp filter is known for this machine: sandboxes have namespaces only")
 
 
-class _Filter:
-    """The seccomp filter as a descriptor that bwrap reads, and the options that name it."""
-
-    def __enter__(self) -> _Filter:
-        program = seccomp_filter()
-        self.descriptors: list[int] = []
-        self.options: list[str] = []
-        if program is not None:
-            handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-            os.write(handle, program)
-            os.lseek(handle, 0, os.SEEK_SET)
-            self.descriptors, self.options = [handle], ["--seccomp", str(handle)]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for each in self.descriptors:
-            os.close(each)
+@contextmanager
+def _seccomp() -> Iterator[tuple[list[int], list[str]]]:
+    """Yield the seccomp filter as a descriptor that bwrap reads, and the options that name it; neither if unknown."""
+    program = seccomp_filter()
+    if program is None:
+        yield [], []
+        return
+    handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+    try:
+        os.write(handle, program)
+        os.lseek(handle, 0, os.SEEK_SET)
+        yield [handle], ["--seccomp", str(handle)]
+    finally:
+        os.close(handle)
 
 
 @attrs.define(eq=False, repr=False)
@@ -232,15 +229,14 @@ class SandboxedProgram:
         reading, writing = os.pipe()
         info = trio.lowlevel.FdStream(reading)
         try:
-            with _Filter() as filter:
-                options = [*filter.options, "--info-fd", str(writing)]
+            with _seccomp() as (descriptors, filters):
                 arguments: dict[str, Any] = {
-                    "args": sandbox.command(command, directory, *options),
+                    "args": sandbox.command(command, directory, *filters, "--info-fd", str(writing)),
                     "stdin": pipes.stdin,
                     "stdout": pipes.stdout,
                     "stderr": pipes.stderr,
                     "env": {**environment, MARK: mark},
-                    "pass_fds": (*filter.descriptors, writing, *keep),
+                    "pass_fds": (*descriptors, writing, *keep),
                     "start_new_session": True,
                 }
                 with trio.CancelScope(shield=True):  # a process that has begun must become known, to be killed
@@ -275,9 +271,7 @@ class SandboxedProgram:
         """The process of bwrap, outside."""
         return self._popen.pid
 
-    @property
-    def stopped(self) -> bool:
-        return False  # of what is inside nobody can tell
+    stopped = False  # of what is inside nobody can tell
 
     @property
     def returncode(self) -> int | None:

@@ -58,50 +58,42 @@ CommandIsolation = Literal["command", "bwrap"]
 
 
 @attrs.frozen
-class _Part:
-    """A piece of an argument: a text, or the name of a placeholder."""
-
-    text: str
-    is_name: bool
-
-
-@attrs.frozen
 class _Argument:
     """One argument of the command."""
 
-    parts: tuple[_Part, ...]  # its texts and placeholders in order
+    parts: tuple[tuple[str, bool], ...]  # its texts, and the names of placeholders (True), in order
     may_be_dashed: bool  # whether a value at its beginning may begin with "-": "--" stands before it
 
     @property
     def names(self) -> list[str]:
-        return [part.text for part in self.parts if part.is_name]
+        return [text for text, is_name in self.parts if is_name]
 
     def fill(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the argument, or None if a placeholder has no value. Raises ToolError for a value it cannot take."""
         texts = []
-        for part in self.parts:
-            value = arguments.get(part.text) if part.is_name else part.text
+        for part, is_name in self.parts:
+            value = arguments.get(part) if is_name else part
             if value is None:
                 return None
-            texts.append(_as_text(part.text, value))
-        text = "".join(texts)
-        if self.parts and self.parts[0].is_name and text.startswith("-") and not self.may_be_dashed:
-            raise ToolError(f"{self.parts[0].text} must not begin with '-': the program would take it for an option")
+            texts.append(_as_text(part, value))
+        text, (first, is_name) = "".join(texts), self.parts[0]
+        if is_name and text.startswith("-") and not self.may_be_dashed:
+            raise ToolError(f"{first} must not begin with '-': the program would take it for an option")
         return text
 
 
 def _parse(text: str, *, may_be_dashed: bool) -> _Argument:
-    parts: list[_Part] = []
+    parts: list[tuple[str, bool]] = []
     at = 0
     for match in _PLACEHOLDER.finditer(text):
         literal = text[at : match.start()] + (f"{{{match[1]}}}" if match[1] else "")
         if literal:
-            parts.append(_Part(literal, is_name=False))
+            parts.append((literal, False))
         if match[2]:
-            parts.append(_Part(match[2], is_name=True))
+            parts.append((match[2], True))
         at = match.end()
     if text[at:] or not parts:
-        parts.append(_Part(text[at:], is_name=False))
+        parts.append((text[at:], False))
     return _Argument(tuple(parts), may_be_dashed)
 
 

@@ -241,11 +241,6 @@ class TaskRuns:
         """Look at the store soon: something may have changed."""
         self.woken.set()
 
-    def close(self) -> None:
-        """Count their memory no more."""
-        for run in list(self.tasks.values()):
-            run.leave()
-
 
 def as_json(memory: Memory) -> dict[str, Any]:
     """Return what a handler was answered so far as JSON; `Memory(**...)` restores it."""
@@ -483,13 +478,8 @@ class TaskRun(Sink):
 
     # The origin of its messages
 
-    @property
-    def link(self) -> Link:
-        return Link("task")
-
-    @property
-    def name(self) -> str:
-        return "task"
+    link = Link("task")
+    name = "task"
 
     @property
     def sink(self) -> Sink:

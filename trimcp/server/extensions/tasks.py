@@ -81,7 +81,8 @@ class ServedTasks(TaskSettings):
                 await claims.drain()
             finally:
                 del self.runs[running]
-                runs.close()
+                for run in list(runs.tasks.values()):
+                    run.leave()
 
     def run_of(self, ctx: Context[Any]) -> TaskRuns:
         """Return what runs the tasks of a request's run of the server, if its sender may use them.

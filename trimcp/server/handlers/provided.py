@@ -7,7 +7,7 @@ task that runs it, and a session has a task of its own for it, from the first re
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -26,18 +26,20 @@ class Provided:
 
     owners: tuple[Owner, ...]
     stack: AsyncExitStack
-    overrides: Mapping[Callable[..., Any], Need]
-    others: Callable[[Need], Awaitable[Any]]  # returns the value of a provider of another owner
-    ctx: Context[Any] | None = None
+    running: Any
+    ctx: Context[Any] | None = None  # of a request; those that need what ends before them were refused
     values: dict[Callable[..., Any], Any] = attrs.field(init=False, factory=dict)
 
     async def get(self, provider: Need) -> Any:
         """Return a provider's value, entered now unless it was before. Raises what the provider raises."""
-        if provider.owner not in self.owners:
-            return await self.others(provider)
         name = provider.name
+        if provider.owner not in self.owners:
+            if provider.owner == "server":
+                return self.running.provided[name]
+            assert self.ctx is not None
+            return await _of_session(self.running, self.ctx, provider)
         if name not in self.values:
-            used = self.overrides.get(name, provider)
+            used = self.running.server.needs.overrides.get(name, provider)
             keywords = {parameter: await self.get(need) for parameter, need in used.needs}
             if used.context_parameter is not None:
                 keywords[used.context_parameter] = self.ctx
@@ -56,17 +58,10 @@ class Provided:
 async def provided(needs: Sequence[tuple[str, Need]], ctx: Context[Any]) -> AsyncIterator[dict[str, Any]]:
     """Enter what a handler needs while the block runs, and yield it by parameter."""
     session, _ = ctx.internals
-    running = ctx.running
     alone: tuple[Owner, ...] = ("request", "session")  # a session of one request ends with it
     owners = alone if session.transport.single_request else alone[:1]
-
-    async def of_others(provider: Need) -> Any:
-        if provider.owner == "server":
-            return running.provided[provider.name]
-        return await _of_session(running, ctx, provider)
-
     async with AsyncExitStack() as stack:
-        values = Provided(owners, stack, running.server.needs.overrides, of_others, ctx)
+        values = Provided(owners, stack, ctx.running, ctx)
         yield {parameter: await values.get(provider) for parameter, provider in needs}
 
 
@@ -104,12 +99,8 @@ async def _of_session(running: Any, ctx: Context[Any], provider: Need) -> Any:
 
 async def _provide(running: Any, session: Any, receive: trio.MemoryReceiveChannel[_Wanted]) -> None:
     """Enter what the requests of a session need, one after the other, and leave all at its end."""
-
-    async def of_server(provider: Need) -> Any:
-        return running.provided[provider.name]
-
     stack = AsyncExitStack()
-    values = Provided(("session",), stack, running.server.needs.overrides, of_server)
+    values = Provided(("session",), stack, running)
     try:
         with receive:
             async for wanted in receive:
@@ -132,12 +123,8 @@ async def _provide(running: Any, session: Any, receive: trio.MemoryReceiveChanne
 @asynccontextmanager
 async def while_running(running: Any) -> AsyncIterator[None]:
     """Enter what belongs to a run of the server, in the order in which it was declared, while the block runs."""
-
-    async def of_nobody(provider: Need) -> Any:
-        raise AssertionError(provider)  # refused when it was declared
-
     async with AsyncExitStack() as stack:
-        values = Provided(("server",), stack, running.server.needs.overrides, of_nobody)
+        values = Provided(("server",), stack, running)
         running.provided = values.values
         for provider in list(running.server.needs.shared.values()):
             await values.get(provider)
