@@ -180,8 +180,8 @@ def test_an_entry_is_replaced_in_its_place(registry: Registry[str]) -> None:
     made, encode = encoder()
     registry.page(None, None, (LATEST, frozenset()), encode)
     assert made == [(["C", "Y", "B", "D"], None)]
-    with pytest.raises(KeyError, match="no tool named 'x'"):
-        registry.replace("x", "X", live=True)
+    registry.add("x", "Z", live=True, replace=True)  # in nobody's place
+    assert list(registry) == ["C", "Y", "B", "D", "Z"]
 
 
 def test_changes_together_are_told_once(registry: Registry[str]) -> None:
