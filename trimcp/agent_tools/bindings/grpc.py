@@ -247,8 +247,8 @@ class RpcExchange(AgentExchange):
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
 
     async def event(self, message: messages.AgentMessage) -> bytes:
-        name, members = message.type.removeprefix("context_"), messages.as_json(message)
-        return await steps.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, name, members, both=self._both))
+        members = messages.as_json(message)
+        return await steps.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, members, both=self._both))
 
     async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
         message = await steps.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))

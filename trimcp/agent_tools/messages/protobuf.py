@@ -11,8 +11,7 @@ generators: they stop now and then, so that a large message can be converted in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from struct import Struct
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ import attrs
 import orjson
 
 from trimcp.agent_tools.messages.errors import MalformedMessage
-from trimcp.agent_tools.messages.messages import read_value
+from trimcp.agent_tools.messages.messages import MESSAGES, read_value
 from trimcp.agent_tools.messages.steps import Steps, at_once, in_turns
 from trimcp.agent_tools.proto import described
 from trimcp.errors import LocalError
@@ -41,7 +40,7 @@ MEMBER: Final = 64
 """Bytes of memory that a member takes, approximately, beside those on the wire."""
 
 _TURN: Final = 512
-_MESSAGE: Final = 8  # members that cost about as much as a message within another,
+_MESSAGE_COST: Final = 8  # members that cost about as much as a message within another,
 _BYTES: Final = 128  # and the bytes of a text that cost as much as one
 _EXACT: Final = float(2**53)  # up to here every integer is a double
 _DOUBLE: Final = Struct("<d")
@@ -71,7 +70,7 @@ class MemberCount:
 
     def next(self) -> bool:
         """Count a message of several that are converted one after another; return whether to stop."""
-        stops = self.add(_MESSAGE)
+        stops = self.add(_MESSAGE_COST)
         self._before = self.members
         return stops
 
@@ -137,52 +136,41 @@ def _read(data: bytes, whole: Any, count: MemberCount) -> Steps[None]:
             if members >= turn:
                 turn = members + _TURN
                 yield
-            if data[at] != _FIRST:
-                raise MalformedMessage("a value of google.protobuf has an unknown field")
-            size = data[at + 1]
-            at += 2
-            if size > 0x7F:
-                size, at = read_varint(data, at - 1)
-            stop = at + size
-            if size < 0 or stop > end:
-                raise MalformedMessage("a value of google.protobuf is cut short")
-            if isinstance(into, dict):
-                name, at = _name_of(data, at, stop)
-            else:
-                name = None
+            at, stop = _inside(data, at, end, _FIRST)
+            name = ""
+            if type(into) is dict:
+                if at < stop and data[at] == _FIRST:  # an empty name need not be written
+                    begins, at = _inside(data, at, stop, _FIRST)
+                    name = str(data[begins:at], "utf-8")
+                if at < stop:
+                    at, ends = _inside(data, at, stop, _SECOND)
+                    if ends < stop:
+                        raise MalformedMessage("an entry of a google.protobuf.Struct is malformed")
             value, at, size = _value_of(data, at, stop)
-            if size >= 0:  # a container, whose members follow
-                if len(open_) + 2 > deepest:
-                    raise MalformedMessage(f"nested deeper than {deepest} levels")
-                open_.append((into, end))
-            if isinstance(into, list):
+            if size >= 0 and len(open_) + 2 > deepest:  # a container, whose members follow
+                raise MalformedMessage(f"nested deeper than {deepest} levels")
+            if type(into) is list:
                 into.append(value)
             else:
                 into[name] = value
             if size >= 0:
+                open_.append((into, end))
                 into, end = value, at + size
     except (IndexError, UnicodeDecodeError):
         raise MalformedMessage("a value of google.protobuf is malformed") from None
 
 
-def _name_of(data: bytes, at: int, stop: int) -> tuple[str, int]:
-    """Return the name of an entry, and where its value begins; at its end if there is none."""
-    if at < stop and data[at] == _FIRST:
-        size, at = read_varint(data, at + 1)
-        if 0 <= size <= stop - at:
-            name = str(data[at : at + size], "utf-8")
-            at += size
-            if at == stop:
-                return name, at
-            if data[at] == _SECOND:
-                size, at = read_varint(data, at + 1)
-                if size == stop - at:
-                    return name, at
-    elif at < stop and data[at] == _SECOND:  # an empty name need not be written
-        size, at = read_varint(data, at + 1)
-        if size == stop - at:
-            return "", at
-    raise MalformedMessage("an entry of a google.protobuf.Struct is malformed")
+def _inside(data: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
+    """Return where the content of a field begins and where it ends, which is not behind `end`."""
+    if data[at] != tag:
+        raise MalformedMessage("a value of google.protobuf has an unknown field")
+    size = data[at + 1]
+    at += 2
+    if size > 0x7F:
+        size, at = read_varint(data, at - 1)
+    if size < 0 or at + size > end:
+        raise MalformedMessage("a value of google.protobuf is malformed: it is cut short")
+    return at, at + size
 
 
 def _value_of(data: bytes, at: int, stop: int) -> tuple[Any, int, int]:
@@ -266,8 +254,9 @@ SOON: Final = 4 * 1024
 """Bytes of a value from which on it is converted in turns."""
 
 _MOST_FIELDS: Final = 20_000  # of one message that may hold lists of messages: as many tools at once
-_TEXT: Final = "_json"
-_WHOLE: Final = "manifest_json"
+_TEXT: Final = "_json"  # the form of a field, and the end of its name
+_REPEATED, _MESSAGE = "repeated", "message"
+_MANIFEST: Final = "manifest"  # the member that is all of a manifest, with members that have no field
 _OBJECT, _ANY = ".google.protobuf.Struct", ".google.protobuf.Value"
 _loads: Final = orjson.loads
 
@@ -346,45 +335,69 @@ def _count_fields(payload: bytes, holding: Mapping[int, Any]) -> None:
 # Messages
 
 
+@attrs.frozen(eq=False)
+class _Field:
+    """A field of a class of messages."""
+
+    name: str
+    member: str  # that it has
+    form: str  # how it has that: `_TEXT`, `_OBJECT`, `_ANY`, `_REPEATED` or `_MESSAGE`; else the value as it is
+    optional: bool  # whether the class knows if it was sent
+    always: bool  # whether it has its member if that is not known, although 0, or an empty list, is not sent
+
+
+@cache
+def _fields(descriptor: Any) -> list[_Field]:
+    """Return the fields of a class of messages; texts are the last, since they count where both forms are present."""
+    found = []
+    for field in sorted(descriptor.fields, key=lambda field: field.name.endswith(_TEXT)):
+        form = _TEXT if field.name.endswith(_TEXT) else _VALUES.get(field.full_name, "")
+        if field.message_type is not None:
+            form = _REPEATED if field.is_repeated else _MESSAGE
+        always = field.is_repeated or field.type not in (field.TYPE_STRING, field.TYPE_BYTES)
+        found.append(_Field(field.name, field.name.removesuffix(_TEXT), form, field.has_presence, always))
+    return found
+
+
+@cache
+def _by_member(descriptor: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return the names and forms of the fields that have a member, by its name."""
+    fields = _fields(descriptor)
+    return {
+        each.member: [(field.name, field.form) for field in fields if field.member == each.member] for each in fields
+    }
+
+
 def members_of(message: Any, count: MemberCount) -> Steps[dict[str, Any]]:
     """Convert a protobuf message to the members that the protocol's JSON message has. Raises MalformedMessage.
 
     `count` bounds the members of all of its values together.
     """
     found: dict[str, Any] = {}
-    texts: dict[str, Any] = {}
-    for field, value in message.ListFields():
-        name, kind = field.name, _VALUES.get(field.full_name)
-        if name.endswith(_TEXT):
-            texts[name[: -len(_TEXT)]] = yield from _read_text(value, count)
-        elif kind is not None:
-            found[name] = yield from (read_object if kind == _OBJECT else read_any)(value, count)
-        elif field.message_type is None:
-            found[name] = value
-        elif field.is_repeated:
-            found[name] = []
+    for field in _fields(message.DESCRIPTOR):
+        if field.optional and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if not (value or field.always or field.optional):
+            continue
+        if field.form == _REPEATED:
+            items = found[field.member] = []
             for item in value:
-                if count.add(_MESSAGE):
+                if count.add(_MESSAGE_COST):
                     yield
-                found[name].append((yield from members_of(item, count)))
+                items.append((yield from members_of(item, count)))
         else:
-            found[name] = yield from members_of(value, count)
-    for name, default in _defaults(message.DESCRIPTOR):
-        found.setdefault(name, [] if default is None else default)
-    whole = texts.pop("manifest", None)
-    if type(whole) is dict:
-        return whole
-    return {**found, **texts}
+            found[field.member] = (yield from _READ[field.form](value, count)) if field.form else value
+    whole = found.pop(_MANIFEST, None)
+    return whole if type(whole) is dict else found
 
 
-@cache
-def _defaults(descriptor: Any) -> list[tuple[str, int | None]]:
-    """Return the fields that are not sent when they are 0 or empty, although the member is there; None for a list."""
-    return [
-        (field.name, None if field.is_repeated else 0)
-        for field in descriptor.fields
-        if field.is_repeated or (not field.has_presence and field.type not in (field.TYPE_STRING, field.TYPE_BYTES))
-    ]
+_READ: Final[Mapping[str, Callable[[Any, MemberCount], Steps[Any]]]] = {
+    _TEXT: _read_text,
+    _OBJECT: read_object,
+    _ANY: read_any,
+    _MESSAGE: members_of,
+}
 
 
 def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberCount | None = None) -> Steps[Any]:
@@ -393,70 +406,61 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberC
     With `both` JSON values are also set as Struct or Value.
     """
     count = count or MemberCount()
-    fields = _fields(message.DESCRIPTOR)
+    fields = _by_member(message.DESCRIPTOR)
     for member, value in members.items():
-        if value is None:
-            continue
-        for name, form in fields.get(member, ()):
-            if form is _FieldForm.PLAIN:
+        for name, form in fields.get(member, ()) if value is not None else ():
+            if not form:
                 setattr(message, name, value)
-            elif form is _FieldForm.TEXT:
+            elif form == _TEXT:
                 text = encode(value)
                 if len(text) >= SOON and count.add(len(text) // _BYTES):
                     yield
                 setattr(message, name, text)
-            elif form is _FieldForm.OBJECT or form is _FieldForm.ANY:
-                if both:
-                    written = yield from (write_object if form is _FieldForm.OBJECT else write_any)(value, count)
-                    setattr(message, name, written)
-            elif form is _FieldForm.LIST:
+            elif form == _REPEATED:
                 for item in value:
-                    if count.add(_MESSAGE):
+                    if count.add(_MESSAGE_COST):
                         yield
                     yield from fill(getattr(message, name).add(), item, both=both, count=count)
-            else:
+            elif form == _MESSAGE:
                 getattr(message, name).SetInParent()
                 yield from fill(getattr(message, name), value, both=both, count=count)
-    if _WHOLE in message.DESCRIPTOR.fields_by_name:
+            elif both:
+                setattr(message, name, (yield from (write_object if form == _OBJECT else write_any)(value, count)))
+    if _MANIFEST in fields:
         message.manifest_json = encode(dict(members))
     return message
 
 
-class _FieldForm(Enum):
-    """How a field has its member."""
+def wants_both(message: Any) -> bool:
+    """Whether the answer to a request has JSON values in both forms: not if it brought them as text only."""
+    sent = {field.name for field, _ in message.ListFields()}
+    forms = {field.form for field in _fields(message.DESCRIPTOR) if field.name in sent}
+    return _TEXT not in forms or not forms.isdisjoint((_OBJECT, _ANY))
 
-    PLAIN = 0
-    TEXT = 1  # JSON text
-    OBJECT = 2  # a Struct
-    ANY = 3  # a Value
-    LIST = 4  # messages
-    MESSAGE = 5
+
+# Messages with their types
+
+
+_TYPES: Final = {**{cls.__name__: type for type, cls in MESSAGES.items()}, "ProvideRefused": "error"}
+"""The `type` of what each message of protobuf is, by its name."""
 
 
 @cache
-def _fields(descriptor: Any) -> dict[str, list[tuple[str, _FieldForm]]]:
-    """Return the fields of a message by the member that they have: their names and forms."""
-    found: dict[str, list[tuple[str, _FieldForm]]] = {}
-    for field in descriptor.fields:
-        name, kind = field.name, _VALUES.get(field.full_name)
-        if name == _WHOLE:
-            continue
-        if name.endswith(_TEXT):
-            form = _FieldForm.TEXT
-        elif kind is not None:
-            form = _FieldForm.OBJECT if kind == _OBJECT else _FieldForm.ANY
-        elif field.message_type is None:
-            form = _FieldForm.PLAIN
-        else:
-            form = _FieldForm.LIST if field.is_repeated else _FieldForm.MESSAGE
-        found.setdefault(name.removesuffix(_TEXT), []).append((name, form))
-    return found
+def _choices(cls: Any) -> dict[str, str]:
+    """Return the fields of a message that is one of several, by the types of these."""
+    return {_TYPES[field.message_type.name]: field.name for field in cls.DESCRIPTOR.fields}
 
 
-def framed_in(cls: Any, name: str, members: Mapping[str, Any], *, both: bool) -> Steps[bytes]:
-    """Return the frame of a message of this class, of which one field is a message with these members. See `fill`."""
+def tagged(message: Any, count: MemberCount) -> Steps[dict[str, Any]]:
+    """Convert as `members_of`, with the `type`."""
+    members = yield from members_of(message, count)
+    return {"type": _TYPES[message.DESCRIPTOR.name], **members}
+
+
+def framed_in(cls: Any, members: Mapping[str, Any], *, both: bool) -> Steps[bytes]:
+    """Return the frame of a message of this class that holds a JSON message. See `fill`."""
     message = cls()
-    field = getattr(message, name)
+    field = getattr(message, _choices(cls)[members["type"]])
     field.SetInParent()
     yield from fill(field, members, both=both)
     return message_frame(message.SerializeToString())
@@ -479,8 +483,7 @@ def tagged_steps(cls: Any, payloads: Sequence[bytes]) -> Steps[list[Any]]:
             name = message.WhichOneof("message")
             if name is None:
                 raise MalformedMessage("an empty message")
-            members = yield from members_of(getattr(message, name), count)
-            found.append({"type": _NAMES.get(name, name), **members})
+            found.append((yield from tagged(getattr(message, name), count)))
         except MalformedMessage as error:
             found.append(Malformed(INVALID_REQUEST, error.message, None, "shape"))
         if count.next():
@@ -491,21 +494,7 @@ def tagged_steps(cls: Any, payloads: Sequence[bytes]) -> Steps[list[Any]]:
 async def tagged_frame(cls: Any, text: bytes, *, both: bool) -> bytes:
     """Return the frame of a message of a provider's stream that holds a JSON message; nothing if it cannot hold it."""
     members = _loads(text)
-    name = next((name for name, type in _NAMES.items() if type == members["type"]), members["type"])
-    known = name in cls.DESCRIPTOR.fields_by_name
-    return await in_turns(framed_in(cls, name, members, both=both)) if known else b""
-
-
-_NAMES: Final = {"refused": "error"}
-"""The types of messages that have another name on a provider's stream."""
-
-
-def wants_both(message: Any) -> bool:
-    """Whether the answer to a request has JSON values in both forms: not if it brought them as text only."""
-    fields = [field for field, _ in message.ListFields()]
-    return not any(field.name.endswith(_TEXT) for field in fields) or any(
-        field.full_name in _VALUES for field in fields
-    )
+    return await in_turns(framed_in(cls, members, both=both)) if members["type"] in _choices(cls) else b""
 
 
 # Calls, which are many
