@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import orjson
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.client.channel import open_channel_wire
+from trimcp.agent_tools.client.wire import AnswerT, ReadValue
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.steps import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
@@ -45,73 +46,36 @@ async def open_grpc_wire(target: wire.AgentTarget) -> AsyncIterator[GrpcWire]:
 
 
 @attrs.define(eq=False, repr=False)
-class GrpcWire:
+class GrpcWire(wire.ExchangeWire):
     """An `AgentWire` over one connection of HTTP/2."""
 
     _connection: Http2Client
     _metadata: tuple[tuple[str, str], ...]
     _max_message: int
 
-    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
-        """See `AgentWire.call`."""
-        asked = _payload(PB.ToolRequest, request)
-        try:
-            if progressed is None:
-                answer = await self._unary("Call", asked, PB.ToolResponse)
-                return wire.response_in(_tagged(messages.ToolResponse, answer))
-            return await self._stream_call(asked, progressed)
-        except CallFailed as failure:
-            raise self.error(failure) from failure
-
-    async def _stream_call(self, asked: bytes, progressed: wire.Progressed) -> messages.ToolResponse:
-        decoder = GrpcDecoder(self._max_message)
-        async with self._connection.call(f"{SERVICE}CallStream", self._metadata) as call:
-            await call.send(message_frame(asked), end=True)
-            while (payload := await call.next_message(decoder)) is not None:
-                event = _decoded(PB.CallEvent, payload)
-                if event.HasField("response"):
-                    response = wire.response_in(_tagged(messages.ToolResponse, event.response))
-                    await call.next_message(decoder)  # its end, with the status
-                    return response
-                if event.HasField("progress"):
-                    progressed(wire.event_in(_tagged(messages.ToolProgress, event.progress), messages.ToolProgress))
-        raise InvalidReply("the service ended the call without an answer")
-
-    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
-        """See `AgentWire.ask`."""
-        if not message.method:
+    async def exchange(
+        self, message: messages.AgentMessage, read: ReadValue[AnswerT], *, stream: bool = False
+    ) -> AnswerT | None:
+        """See `ExchangeWire.exchange`."""
+        name = "CallStream" if stream and isinstance(message, messages.ToolRequest) else message.method
+        if not name:
             raise LocalError(f"{message.type} has no method of gRPC")
-        asked, answer = protobuf.METHODS[message.method]
+        path, (asked, answer), most = f"{SERVICE}{name}", protobuf.METHODS[name], self._max_message
+        payload = at_once(protobuf.fill(asked(), messages.as_json(message), both=False)).SerializeToString()
+        last: AnswerT | None = None
         try:
-            reply = await self._unary(message.method, _payload(asked, message), answer)
+            if not stream:
+                reply = await self._connection.unary(path, payload, self._metadata, max_message=most)
+                return await read(_value(answer, reply))
+            decoder = GrpcDecoder(most)
+            async with self._connection.call(path, self._metadata) as call:
+                await call.send(message_frame(payload), end=True)
+                # After the last comes the end, with the status.
+                while (event := await call.next_message(decoder)) is not None and last is None:
+                    last = await read(_value(answer, event))
         except CallFailed as failure:
             raise self.error(failure) from failure
-        return wire.answer_in(_tagged(messages.MESSAGES[message.answer], reply), message)
-
-    async def _unary(self, name: str, request: bytes, cls: Any) -> Any:
-        path = SERVICE + name
-        answer = await self._connection.unary(path, request, self._metadata, max_message=self._max_message)
-        return _decoded(cls, answer)
-
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[wire.Events]:
-        """See `AgentWire.watching`."""
-        return wire.watched(partial(self._watch, context_id))
-
-    async def _watch(self, context_id: str, keep: wire.Keep) -> None:
-        """Read a context's events until the service ends them. Raises why it did not, or why they cannot be read."""
-        request, decoder = PB.ContextWatch(context_id=context_id).SerializeToString(), GrpcDecoder(self._max_message)
-        try:
-            async with self._connection.call(f"{SERVICE}WatchContext", self._metadata) as call:
-                await call.send(message_frame(request), end=True)
-                while (payload := await call.next_message(decoder)) is not None:
-                    event = _decoded(PB.ContextEvent, payload)
-                    name = event.WhichOneof("event")
-                    if name is None:
-                        raise InvalidReply("the service sent an event of another kind")
-                    cls = messages.MESSAGES[f"context_{name}"]
-                    await keep(wire.event_in(_tagged(cls, getattr(event, name)), cls))
-        except CallFailed as failure:
-            raise self.error(failure) from failure
+        return last
 
     async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """See `AgentWire.provide`. The tools are withdrawn when this ends."""
@@ -145,25 +109,15 @@ class GrpcWire:
         return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
 
 
-def _payload(cls: Any, message: messages.AgentMessage) -> bytes:
-    """Return a message as one of this class of protobuf, with JSON values as text."""
-    payload: bytes = at_once(protobuf.fill(cls(), messages.as_json(message), both=False)).SerializeToString()
-    return payload
-
-
-def _decoded(cls: Any, payload: bytes) -> Any:
-    try:
-        return protobuf.decode(cls, payload)
-    except errors.MalformedMessage as error:
-        raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
-
-
-def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
-    """Return a protobuf message as the JSON message that it is."""
-    try:
-        return {"type": cls.type, **at_once(protobuf.members_of(message, protobuf.MemberCount()))}
-    except errors.MalformedMessage as error:
-        raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
+def _value(cls: Any, payload: bytes) -> dict[str, Any]:
+    """Return the JSON message that a message of this class is, or the event in it."""
+    message = wire.valid(lambda: protobuf.decode(cls, payload), "the service's answer cannot be read")
+    if "event" in cls.DESCRIPTOR.oneofs_by_name:
+        name = message.WhichOneof("event")
+        if name is None:
+            raise InvalidReply("the service sent an event of another kind")
+        message = getattr(message, name)
+    return wire.valid(lambda: at_once(protobuf.tagged(message, protobuf.MemberCount())))
 
 
 # A provider's stream

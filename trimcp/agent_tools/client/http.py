@@ -6,29 +6,26 @@ at the service.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import attrs
 import trio
 
 from trimcp.agent_tools.client import wire
+from trimcp.agent_tools.client.wire import AnswerT, ReadValue
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
-from trimcp.support.slotted import evolved
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Http, NotAuthorized, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
 from trimcp.transports.http.client.policy import PASSING, AttemptFailure, Backoff, Timeouts
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import encode
-
-AnswerT = TypeVar("AnswerT")
 
 _LAST: Final = 1.0  # seconds that a stream may go on after its last event, so that the connection can be used again
 
@@ -50,43 +47,18 @@ class _Sent:
 
     method: str
     path: str
-    body: bytes | None = None  # a JSON text, or None for none
-    headers: dict[str, str] = attrs.field(factory=dict)  # beside the common ones
-    repeatable: bool = False  # it may be carried out twice
+    body: bytes | None  # a JSON text, or None for none
+    headers: dict[str, str]
+    repeatable: bool  # it may be carried out twice
 
 
 @attrs.define(eq=False)
-class HttpWire:
+class HttpWire(wire.ExchangeWire):
     """An `AgentWire` over HTTP. There is no connection: a request that fails affects no other."""
 
     _http: Http
     _backoff: Backoff
     _sizes: Inbox
-
-    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
-        """See `AgentWire.call`."""
-        body = encode(messages.as_json(evolved(request, progress=None)))
-        accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
-        sent = _Sent("POST", "/tools/call", body, {"accept": accept, "accept-encoding": "identity"})
-
-        async def read(reply: OpenReply) -> messages.ToolResponse:
-            if reply.content_type == EVENT_STREAM and reply.status < 300:
-                return await self._read_call(reply, progressed)
-            return wire.response_in(await self._value(reply))
-
-        return await self._exchange(sent, read)
-
-    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
-        """See `AgentWire.ask`."""
-
-        async def read(reply: OpenReply) -> messages.AgentMessage:
-            return wire.answer_in(await self._value(reply), message)
-
-        return await self._exchange(_sent(message), read)
-
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[wire.Events]:
-        """See `AgentWire.watching`."""
-        return wire.watched(partial(self._watch, context_id))
 
     async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """Raise: HTTP has no stream on which a service could ask."""
@@ -96,22 +68,24 @@ class HttpWire:
         """Wait for ever: each request has a connection of its own."""
         await trio.sleep_forever()
 
-    # Exchanges
-
-    async def _exchange(self, sent: _Sent, read: Callable[[OpenReply], Awaitable[AnswerT]]) -> AnswerT:
-        """Send a request and return what `read` makes of its reply; send it again where that is safe.
+    async def exchange(
+        self, message: messages.AgentMessage, read: ReadValue[AnswerT], *, stream: bool = False
+    ) -> AnswerT | None:
+        """See `ExchangeWire.exchange`. The request is sent again where that is safe.
 
         Raises as `AgentWire` says, and AuthorizationError if no access token could be obtained.
         """
+        sent = _sent(message, stream=stream)
         url = self._http.url.partition("?")[0].rstrip("/") + sent.path
-        headers = {"accept": JSON_TEXT, **({} if sent.body is None else {"content-type": JSON_TEXT}), **sent.headers}
         attempt = 0
         while True:
             why: Exception
             try:
-                async with self._http.open(sent.method, headers, sent.body, url=url) as reply:
+                async with self._http.open(sent.method, sent.headers, sent.body, url=url) as reply:
                     try:
-                        return await read(reply)
+                        if reply.content_type == EVENT_STREAM and reply.status < 300:
+                            return await self._read_events(reply, read)
+                        return await read(await self._value(reply))
                     except (errors.AgentToolsError, InvalidReply) as error:
                         why = error
                         later = reply.status in PASSING and reply.status != 504
@@ -135,12 +109,12 @@ class HttpWire:
             body = await reply.body(self._sizes.max_message)
         except TooLarge:
             raise wire.too_large(self._sizes.max_message) from None
+        value: Any = None
         try:
             value = messages.read_value(body)
         except errors.MalformedMessage as error:
-            if reply.status >= 300:
-                raise _refused(reply) from None
-            raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
+            if reply.status < 300:
+                raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
         if reply.status >= 300:
             if type(value) is not dict or value.get("type") not in wire.FAILURES:
                 raise _refused(reply)
@@ -149,80 +123,52 @@ class HttpWire:
                 failure.setdefault("retry_after", reply.retry_after)
         return value
 
-    # Streams
-
-    async def _read_call(self, reply: OpenReply, progressed: wire.Progressed | None) -> messages.ToolResponse:
-        """Return the answer to a call from its stream of events."""
-        answers: list[messages.ToolResponse] = []
-        failure: Exception | None = None
-        broken: ExchangeBroken | None = None
+    async def _read_events(self, reply: OpenReply, read: ReadValue[AnswerT]) -> AnswerT | None:
+        """Read a stream of events until one is the last, and return what that was read as; None if none was."""
+        last: AnswerT | None = None
         scope = trio.CancelScope()
 
         async def receive(event: Event) -> None:
-            nonlocal failure
-            if answers or failure is not None or not (event.data or event.oversize):
-                return
-            try:
-                value = self._event(event)
-                if type(value) is dict and value.get("type") == messages.ToolProgress.type:
-                    message = wire.event_in(value, messages.ToolProgress)
-                    if progressed is not None:
-                        progressed(message)
-                    return
-                answers.append(wire.response_in(value))
-            except Exception as error:  # the answer is an error, or no answer, or the callback failed
-                failure = error
-            scope.deadline = trio.current_time() + _LAST
+            nonlocal last
+            if last is None and (event.data or event.oversize):
+                last = await read(self._event(event))
+                if last is not None:
+                    scope.deadline = trio.current_time() + _LAST
 
         with scope:
             broken = await read_events(reply, Cursor(), self._sizes, receive)
-        if failure is not None:
-            raise failure
-        if answers:
-            return answers[0]
-        raise ExchangeBroken("the service ended the stream without an answer") if broken is None else broken
-
-    async def _watch(self, context_id: str, keep: wire.Keep) -> None:
-        """Read a context's events until the service ends them. Raises why it did not, or why they cannot be read."""
-        sent = _sent(messages.ContextWatch(context_id=context_id))
-        sent.headers["accept"] = EVENT_STREAM
-
-        async def receive(event: Event) -> None:
-            if event.data or event.oversize:
-                await keep(wire.event_in(self._event(event), *messages.EVENTS))
-
-        async def read(reply: OpenReply) -> None:
-            if reply.status >= 300 or reply.content_type != EVENT_STREAM:
-                raise wire.failure_in(await self._value(reply))
-            broken = await read_events(reply, Cursor(), self._sizes, receive)
-            if broken is not None:
+            if broken is not None and last is None:
                 raise _lost(broken)
-
-        await self._exchange(sent, read)
+        return last
 
     def _event(self, event: Event) -> Any:
         if event.oversize is not None:
             raise InvalidReply(f"the service sent an event of more than {self._sizes.max_message} bytes")
-        try:
-            return messages.read_value(event.data)
-        except errors.MalformedMessage as error:
-            raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
+        return wire.valid(lambda: messages.read_value(event.data), "the service sent an event that cannot be read")
 
 
-def _sent(message: messages.AgentMessage) -> _Sent:
-    """Return the request of HTTP that a message is."""
+def _sent(message: messages.AgentMessage, *, stream: bool = False) -> _Sent:
+    """Return the request of HTTP that a message is; its answer may be a `stream`."""
     form = form_of(message)
     if form is None:
         raise LocalError(f"{message.type} has no request over HTTP")
     path = f"{form.path}{_part(getattr(message, form.named))}{form.after}" if form.named else form.path
     query = {name: value for name in form.query if (value := getattr(message, name)) is not None}
+    headers = {"accept": EVENT_STREAM if isinstance(message, messages.ContextWatch) else JSON_TEXT}
     body = None
     if form.body == "*":
-        body = {name: value for name, value in messages.as_json(message).items() if name != "type"}
+        body = messages.as_json(message)
+        if not isinstance(message, messages.ToolRequest):
+            del body["type"]
     elif form.body:
         body = getattr(message, form.body)
-    headers = {}
-    if isinstance(message, messages.ContextUpdate):
+    if body is not None:
+        headers["content-type"] = JSON_TEXT
+    if isinstance(message, messages.ToolRequest):
+        headers["accept-encoding"] = "identity"
+        if stream:
+            headers["accept"] = f"{EVENT_STREAM}, {JSON_TEXT}"
+    elif isinstance(message, messages.ContextUpdate):
         headers["content-type"] = MERGE_PATCH
         if message.version is not None:
             headers["if-match"] = f'"{message.version}"'

@@ -7,9 +7,10 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -21,6 +22,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.support.bounds import checked
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import evolved
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
 """Of the URL of a service."""
+
+AnswerT = TypeVar("AnswerT")
+
+ReadValue: TypeAlias = Callable[[Any], Awaitable[AnswerT | None]]
+"""Reads a JSON value of an answer; None of one that others follow."""
 
 Progressed: TypeAlias = Callable[[messages.ToolProgress], object]
 """Called with the progress of a call. It never waits."""
@@ -47,9 +54,6 @@ Registered: TypeAlias = Callable[[messages.ToolsRegistered], object]
 
 Events: TypeAlias = "trio.abc.ReceiveChannel[messages.AgentMessage | Exception]"
 """Events of a watched context. A wire raises why there are no more, or gives it in place of an event, as the last."""
-
-Keep: TypeAlias = Callable[[messages.AgentMessage], Awaitable[None]]
-"""Gives an event to whoever watches, and waits until it is taken."""
 
 
 class NotSent(ConnectionLost):
@@ -103,39 +107,82 @@ class AgentWire(Protocol):
         ...
 
 
-@asynccontextmanager
-async def watched(read: Callable[[Keep], Awaitable[None]]) -> AsyncIterator[Events]:
-    """Yield the events that `read` reads in a task, once the first is there; it raises why there is none, or no more.
+class ExchangeWire:
+    """An `AgentWire` on which each message is an exchange of its own: what is the same over HTTP and gRPC."""
 
-    One event is read ahead. So a slow reader makes the service wait, which then sends a state instead.
-    """
-    events_in, events = trio.open_memory_channel[messages.AgentMessage | Exception](0)
+    __slots__ = ()
 
-    async def run(task_status: trio.TaskStatus[None]) -> None:
-        begun = False
+    @abstractmethod
+    async def exchange(
+        self, message: messages.AgentMessage, read: ReadValue[AnswerT], *, stream: bool = False
+    ) -> AnswerT | None:
+        """Send a message, have the JSON values of its answer read, and return what the last was read as.
 
-        async def keep(event: messages.AgentMessage | Exception) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                task_status.started()
-            await events_in.send(event)
+        Only in a `stream` there may be several. None if the last did not come.
+        """
 
-        end: Exception = ConnectionLost("the service ended the watch")
-        try:
-            try:
-                await read(keep)
-            except McpError as error:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
+        """See `AgentWire.call`."""
+
+        async def read(value: Any) -> messages.ToolResponse | None:
+            if type(value) is not dict or value.get("type") != messages.ToolProgress.type:
+                return response_in(value)
+            progress = event_in(value, messages.ToolProgress)
+            if progressed is not None:
+                progressed(progress)
+            return None
+
+        return _last(await self.exchange(evolved(request, progress=None), read, stream=progressed is not None))
+
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
+        """See `AgentWire.ask`."""
+
+        async def read(value: Any) -> messages.AgentMessage:
+            return answer_in(value, message)
+
+        return _last(await self.exchange(message, read))
+
+    @asynccontextmanager
+    async def watching(self, context_id: str) -> AsyncIterator[Events]:
+        """See `AgentWire.watching`. One event is read ahead, so a slow reader makes the service wait."""
+        events_in, events = trio.open_memory_channel[messages.AgentMessage | Exception](0)
+
+        async def run(task_status: trio.TaskStatus[None]) -> None:
+            begun = False
+
+            async def keep(event: messages.AgentMessage | Exception) -> None:
+                nonlocal begun
                 if not begun:
-                    raise
-                end = error
-            await keep(end)
-        except trio.BrokenResourceError:
-            pass  # the reader closed the channel
+                    begun = True
+                    task_status.started()
+                await events_in.send(event)
 
-    async with open_service_nursery() as nursery:
-        await nursery.start(run)
-        yield events
+            async def read(value: Any) -> messages.AgentMessage | None:
+                event: messages.AgentMessage = event_in(value, *messages.EVENTS)
+                await keep(event)
+                return event if isinstance(event, messages.ContextDestroyed) else None
+
+            end: Exception = ConnectionLost("the service ended the watch")
+            try:
+                try:
+                    await self.exchange(messages.ContextWatch(context_id=context_id), read, stream=True)
+                except McpError as error:
+                    if not begun:
+                        raise
+                    end = error
+                await keep(end)
+            except trio.BrokenResourceError:
+                pass  # the reader closed the channel
+
+        async with open_service_nursery() as nursery:
+            await nursery.start(run)
+            yield events
+
+
+def _last(answer: AnswerT | None) -> AnswerT:
+    if answer is None:
+        raise ConnectionLost("the service ended the stream without an answer")
+    return answer
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
@@ -252,8 +299,13 @@ def failure_in(value: Any) -> Exception:
     return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
 
 
-def _read(cls: type[messages.MessageT], value: dict[str, Any]) -> messages.MessageT:
+def valid(read: Callable[[], AnswerT], said: str = "the service's answer is malformed") -> AnswerT:
+    """Return what `read` does of what the service sent. Raises InvalidReply, which begins with `said`."""
     try:
-        return messages.read_as(cls, value)
+        return read()
     except MalformedMessage as error:
-        raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
+        raise InvalidReply(f"{said}: {error.message}") from None
+
+
+def _read(cls: type[messages.MessageT], value: dict[str, Any]) -> messages.MessageT:
+    return valid(lambda: messages.read_as(cls, value))
