@@ -13,7 +13,7 @@ import trio
 from trimcp.agent_tools.catalog.entries import Progress, Provider
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
-from trimcp.session.scopes import cancellation_text
+from trimcp.agent_tools.messages.pending import PendingAnswer
 from trimcp.store.letters import PostBox
 from trimcp.wire.jsonrpc import encode, parse_value
 
@@ -25,8 +25,8 @@ _PROGRESS: Final = 0.05  # seconds between two reports of one call
 class RemoteProvider:
     """A provider that is connected to another process. A `Provider` to the catalog."""
 
-    calls: ForwardedCalls
-    holder: str
+    forwarded: ForwardedCalls
+    holder: str  # the process to which it is connected
     id: str
     name: str  # of the agent
 
@@ -34,35 +34,31 @@ class RemoteProvider:
         self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
     ) -> Any:
         """Have the other process carry out a call; see `Provider`."""
-        return await self.calls.call(self, manifest, arguments, progress)
-
-
-@attrs.define(eq=False)
-class _CallElsewhere:
-    """A call that another process carries out."""
-
-    holder: str
-    progress: Progress
-    answered: trio.Event = attrs.field(factory=trio.Event)
-    result: Any = None
-    error: errors.AgentToolsError | None = None
+        say, calls = self.forwarded.letters.say, self.forwarded.calls
+        key = to, number = self.holder, next(self.forwarded.numbers)
+        call = calls[key] = PendingAnswer(progress)
+        data = encode({"name": manifest.name, "version": manifest.version, "arguments": dict(arguments)})
+        try:
+            if say(to, "tool_call", data, n=number, provider=self.id) is None:
+                raise errors.TooMuch("too much waits for another process; try again later", retry_after=1.0)
+            return await call.answer(lambda why: say(to, "tool_cancel", n=number, why=why))
+        finally:
+            del calls[key]
 
 
 @attrs.define(eq=False)
 class ForwardedCalls:
-    """The calls that this process has others carry out, and those that it carries out for them.
-
-    Attributes:
-        find: returns a provider that is connected here, by its id, and its tool of a name and version as it sent it.
-        nursery: runs the calls of others; None while there is none.
-    """
+    """The calls that this process has others carry out, and those that it carries out for them."""
 
     letters: PostBox
+    # returns a provider that is connected here, by its id, and its tool of a name and version as it sent it
     find: Callable[[str, str, str], tuple[Provider, Manifest] | None]
-    nursery: trio.Nursery | None = None
-    _calls: dict[int, _CallElsewhere] = attrs.field(init=False, factory=dict)
+    nursery: trio.Nursery | None = None  # runs the calls of others; None while there is none
+    # by the process that carries them out, and their numbers
+    calls: dict[tuple[str, int], PendingAnswer] = attrs.field(init=False, factory=dict)
+    numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
+    # by the process that asked for them, and their numbers there
     _serving: dict[tuple[str, int], trio.CancelScope] = attrs.field(init=False, factory=dict)
-    _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
 
     def __attrs_post_init__(self) -> None:
         self.letters.readers |= {
@@ -75,50 +71,27 @@ class ForwardedCalls:
 
     def processes(self) -> set[str]:
         """Return with which processes calls are under way."""
-        return {call.holder for call in self._calls.values()} | {sender for sender, _ in self._serving}
-
-    async def call(
-        self, provider: RemoteProvider, manifest: Manifest, arguments: Mapping[str, Any], progress: Progress
-    ) -> Any:
-        """Have another process carry out a call of one of its providers."""
-        number, call = next(self._numbers), _CallElsewhere(provider.holder, progress)
-        self._calls[number] = call
-        data = encode({"name": manifest.name, "version": manifest.version, "arguments": dict(arguments)})
-        try:
-            if self.letters.say(provider.holder, "tool_call", data, n=number, provider=provider.id) is None:
-                raise errors.TooMuch("too much waits for another process; try again later", retry_after=1.0)
-            await call.answered.wait()
-        except trio.Cancelled as cancelled:
-            if not call.answered.is_set():
-                self.letters.say(provider.holder, "tool_cancel", n=number, why=cancellation_text(cancelled))
-            raise
-        finally:
-            del self._calls[number]
-        if call.error is not None:
-            raise call.error
-        return call.result
+        return {name for name, _ in (*self.calls, *self._serving)}
 
     def _progressed(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        call = self._calls.get(int(said["n"]))
-        if call is not None and call.holder == sender:
-            call.progress(*parse_value(data))
+        call = self.calls.get((sender, int(said["n"])))
+        if call is not None and call.progressed is not None:
+            call.progressed(*parse_value(data))
 
     def _answered(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        call, answer = self._calls.get(int(said["n"])), parse_value(data)
-        if call is not None and call.holder == sender and not call.answered.is_set():
-            call.result = answer.get("result")
-            call.error = errors.error_from(answer["error"]) if "error" in answer else None
-            call.answered.set()
+        call, answer = self.calls.get((sender, int(said["n"]))), parse_value(data)
+        if call is not None:
+            call.resolve(answer.get("result"), errors.error_from(answer["error"]) if "error" in answer else None)
 
     def lose(self, name: str) -> None:
         """End what is under way with a process that is gone."""
-        for call in self._calls.values():
-            if call.holder == name and not call.answered.is_set():
-                call.error = errors.ProviderGone("the process to which this tool's provider was connected has ended")
-                call.answered.set()
-        for sender, number in list(self._serving):
+        gone = "the process to which this tool's provider was connected has ended"
+        for (holder, _), call in self.calls.items():
+            if holder == name:
+                call.resolve(error=errors.ProviderGone(gone))
+        for (sender, _), scope in list(self._serving.items()):
             if sender == name:
-                self._serving[sender, number].cancel(reason="the process of the caller has ended")
+                scope.cancel(reason="the process of the caller has ended")
 
     def _asked(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         number, asked = int(said["n"]), parse_value(data)

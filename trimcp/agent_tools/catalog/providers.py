@@ -6,25 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import trio
 
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Progress
-from trimcp.agent_tools.messages import messages
-from trimcp.agent_tools.messages.errors import ProviderGone, ToolFailed, error_from
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.manifests import Manifest
+from trimcp.agent_tools.messages.pending import PendingAnswer
 from trimcp.channel import Kind, Outgoing, Sink
-from trimcp.session.scopes import cancellation_text
-
-
-@attrs.define(eq=False, repr=False)
-class _CallDown:
-    """One call that the provider carries out."""
-
-    progress: Progress
-    answered: trio.Event = attrs.field(factory=trio.Event)
-    response: messages.ToolResponse | None = None
 
 
 @attrs.define(eq=False, repr=False)
@@ -36,7 +25,7 @@ class StreamProvider:
     down: Sink  # sends messages to the provider
     on_idle: Callable[[], object] = lambda: None  # called when the last call under way has ended
     # the calls under way, by the ids that they have on this stream
-    calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
+    calls: dict[str, PendingAnswer] = attrs.field(init=False, factory=dict)
     _lost: str | None = attrs.field(init=False, default=None)
 
     @property
@@ -46,20 +35,19 @@ class StreamProvider:
     async def offer(self, manifests: Sequence[Any]) -> messages.ToolsRegistered:
         """Register tools, all of them or none, and say what became of each."""
         if self._lost is not None:
-            raise ProviderGone(f"the provider has disconnected: {self._lost}")
+            raise errors.ProviderGone(f"the provider has disconnected: {self._lost}")
         registered = await self.catalog.register_all(manifests, self.caller, self)
         return messages.ToolsRegistered(tools=[each.to_json() for each in registered])
 
     def receive(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
         """Take what the provider sends of a call. What belongs to no call is dropped: it was cancelled."""
         call = self.calls.get(message.request_id or "")
-        if call is None or call.answered.is_set():
+        if call is None or call.resolved.is_set():
             return
-        if isinstance(message, messages.ToolProgress):
-            call.progress(message.progress, message.total, message.message)
-        else:
-            call.response = message
-            call.answered.set()
+        if isinstance(message, messages.ToolResponse):
+            call.resolve(message)
+        elif call.progressed is not None:
+            call.progressed(message.progress, message.total, message.message)
 
     def lose(self, why: str) -> None:
         """End it: its tools vanish, and its calls fail now. A second call has no effect."""
@@ -68,7 +56,10 @@ class StreamProvider:
         self._lost = why
         self.catalog.withdraw(self)
         for call in self.calls.values():
-            call.answered.set()
+            call.resolve(error=self._gone())
+
+    def _gone(self) -> errors.ProviderGone:
+        return errors.ProviderGone(f"the provider of this tool has disconnected: {self._lost}")
 
     def _post(self, message: messages.AgentMessage) -> None:
         self.down.post(Outgoing(messages.encode_message(message), Kind.NOTIFICATION))
@@ -79,8 +70,7 @@ class StreamProvider:
         self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
     ) -> Any:
         """Carry out a call; see `Provider`."""
-        call = self.calls[request_id] = _CallDown(progress)
-        sent = False
+        call = self.calls[request_id] = PendingAnswer(progress)
         try:
             if self.down.full:
                 await self.down.room()
@@ -94,21 +84,17 @@ class StreamProvider:
                     statuses="extended",
                 )
                 self._post(request)
-                sent = True
-            await call.answered.wait() if self._lost is None else await trio.lowlevel.checkpoint()
-        except trio.Cancelled as cancelled:
-            if sent and not call.answered.is_set():
-                self._post(messages.ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
-            raise
+            else:
+                call.resolve(error=self._gone())
+            response: messages.ToolResponse = await call.answer(
+                lambda why: self._post(messages.ToolCancel(request_id=request_id, reason=why))
+            )
         finally:
             del self.calls[request_id]
             if not self.calls:
                 self.on_idle()
-        response = call.response
-        if response is None:
-            raise ProviderGone(f"the provider of this tool has disconnected: {self._lost}")
         if response.status == "success":
             return response.result
         if response.error is None:
-            raise ToolFailed(f"the provider of {manifest.name} answered `{response.status}` without an error")
-        raise error_from(response.error)
+            raise errors.ToolFailed(f"the provider of {manifest.name} answered `{response.status}` without an error")
+        raise errors.error_from(response.error)

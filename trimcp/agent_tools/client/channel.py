@@ -18,11 +18,11 @@ import trio
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
+from trimcp.agent_tools.messages.pending import PendingAnswer
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.session.queues import Outbox
-from trimcp.session.scopes import cancellation_text
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import evolved
@@ -48,26 +48,11 @@ async def open_channel_wire(channel: MessageChannel) -> AsyncIterator[ChannelWir
             opened.lose("the connection was closed here")
 
 
-@attrs.define(eq=False)
-class _PendingMessage:
+@attrs.define(eq=False, repr=False)
+class _PendingMessage(PendingAnswer):
     """A message of ours that waits for its answer."""
 
-    progressed: wire.Progressed | None = None  # called with the progress of a call, or None
     watch: WireWatch | None = None  # the watch that its answer begins, or None
-    sent: bool = False  # whether it was queued to be sent
-    value: Any = None  # the answer as a JSON value
-    error: Exception | None = None  # why there will be no answer
-    resolved: trio.Event = attrs.field(factory=trio.Event)
-
-    def resolve(self, value: Any, error: Exception | None = None) -> None:
-        self.value, self.error = value, error
-        self.resolved.set()
-
-    async def answer(self) -> Any:
-        await self.resolved.wait()
-        if self.error is not None:
-            raise self.error
-        return self.value
 
 
 @attrs.define(eq=False, repr=False)
@@ -89,25 +74,11 @@ class ChannelWire:
     async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
         request = evolved(request, progress=None if progressed is None else True)
-        asked = _PendingMessage(progressed)
-        try:
-            value = await self._answer(request, request.request_id, asked)
-        except trio.Cancelled as cancelled:
-            waits = asked.sent and not asked.resolved.is_set()
-            if waits and not self._outbox.withdraw(request.request_id):
-                self.post(
-                    messages.ToolCancel(
-                        request_id=request.request_id,
-                        context_id=request.context_id,
-                        reason=cancellation_text(cancelled),
-                    )
-                )
-            raise
-        return wire.response_in(value)
+        return wire.response_in(await self._answer(request, _PendingMessage(progressed)))
 
     async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
-        return wire.answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
+        return wire.answer_in(await self._answer(message, _PendingMessage()), message)
 
     @asynccontextmanager
     async def watching(self, context_id: str) -> AsyncIterator[wire.Events]:
@@ -118,9 +89,8 @@ class ChannelWire:
         watches.append(watch)
         try:
             if first:
-                message = messages.ContextWatch(context_id=context_id)
-                value = await self._answer(message, self._new_id(message), _PendingMessage(watch=watch))
-                wire.event_in(value, messages.ContextState)
+                asked = messages.ContextWatch(context_id=context_id)
+                wire.answer_in(await self._answer(asked, _PendingMessage(watch=watch)), asked)
             yield watch
         finally:
             watches.remove(watch)
@@ -148,13 +118,17 @@ class ChannelWire:
         """Wait until the connection is lost."""
         await self._ended.wait()
 
-    def _new_id(self, message: messages.AgentMessage) -> str:
-        id = f"ask-{next(self._numbers)}"
-        message.request_id = id
-        return id
-
-    async def _answer(self, message: messages.AgentMessage, id: str, asked: _PendingMessage) -> Any:
+    async def _answer(self, message: messages.AgentMessage, asked: _PendingMessage) -> Any:
         """Send a message, and wait for the JSON value that answers it."""
+        call = message if isinstance(message, messages.ToolRequest) else None
+        if call is None:
+            message.request_id = f"ask-{next(self._numbers)}"
+        id = message.request_id or ""
+
+        def cancel(why: str) -> None:
+            if call is not None and not self._outbox.withdraw(id):
+                self.post(messages.ToolCancel(request_id=id, context_id=call.context_id, reason=why))
+
         data = messages.encode_message(message)
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._outbox.room()
@@ -165,14 +139,12 @@ class ChannelWire:
         self._asked[id] = asked
         try:
             self._outbox.post(Outgoing(data, Kind.REQUEST, id))
-            asked.sent = True
-            return await asked.answer()
+            return await asked.answer(cancel)
         finally:
             del self._asked[id]
 
-    def post(self, message: messages.AgentMessage) -> None:
+    def post(self, message: messages.AgentMessage, kind: Kind = Kind.NOTIFICATION) -> None:
         """Send a message without an answer; never waits."""
-        kind = Kind.REPLY if isinstance(message, messages.ToolResponse | messages.ErrorMessage) else Kind.NOTIFICATION
         self._outbox.post(Outgoing(messages.encode_message(message), kind))
 
     # Its tasks
@@ -208,8 +180,7 @@ class ChannelWire:
         self._ended.set()
         self._outbox.abandon()
         for asked in self._asked.values():
-            if not asked.resolved.is_set():
-                asked.resolve(None, ConnectionLost(why))
+            asked.resolve(error=ConnectionLost(why))
         for watch in [each for watches in self._watches.values() for each in watches]:
             watch.finish(None, ConnectionLost(why))
 
@@ -228,7 +199,7 @@ class ChannelWire:
                 self._provided(incoming)
             elif kind == messages.ToolRequest.type and type(id) is str:
                 gone = errors.ProviderGone("nobody provides tools on this connection").body()
-                self.post(messages.ToolResponse(request_id=id, status="error", error=gone))
+                self.post(messages.ToolResponse(request_id=id, status="error", error=gone), Kind.REPLY)
         elif kind == messages.ToolProgress.type:
             self._receive_progress(value, asked)
         elif asked is not None and not asked.resolved.is_set():
@@ -250,7 +221,7 @@ class ChannelWire:
         try:
             asked.progressed(wire.event_in(value, messages.ToolProgress))
         except Exception as error:  # it is malformed, or the callback failed: the call's failure
-            asked.resolve(None, error)
+            asked.resolve(error=error)
 
     def _receive_event(self, value: dict[str, Any], size: int, watches: list[WireWatch]) -> None:
         try:
