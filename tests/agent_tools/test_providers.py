@@ -502,5 +502,5 @@ async def test_draining_does_not_wait_for_a_provider_beyond_its_time(autojump_cl
 
 def streams(at: World) -> list[Any]:
     """The streams of providers whose tools are offered."""
-    found = {place.offered.by for place in at.tools.catalog._table.places() if place.offered}
+    found = {each.by for each in at.tools.catalog._table.offered()}
     return list(found)

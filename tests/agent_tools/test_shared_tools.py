@@ -185,7 +185,7 @@ async def test_a_provider_that_breaks_at_another_process_fails_its_call_alone(
 
         async with agent_tools.connect(two.url, token="agent") as agent:
             with monkeypatch.context() as patching:
-                patching.setattr(type(one.tools.catalog.offered("calc.add")[0].by), "call", broken)
+                patching.setattr(type(one.tools.catalog._table.offered("calc.add")[0].by), "call", broken)
                 with pytest.raises(agent_tools.ToolCrashed, match="internal error"):
                     await agent.call("calc.add", {"a": 1, "b": 2})
             assert "crashed; incident" in caplog.text

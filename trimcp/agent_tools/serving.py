@@ -177,10 +177,7 @@ class AgentTools:
             )
         run = self.run_of(running)
         if shared.letters is not None and self.catalog.shared is None:
-            from trimcp.agent_tools.catalog.sharing import SharedTools  # loaded where processes share sessions
-
-            self.catalog.shared = tools = SharedTools(self.catalog, shared.letters)
-            shared.parts.append(tools.run)
+            shared.parts.append(self.catalog.share(shared.letters).run)
         return AgentHttp(run, shared)
 
     def _agent_of(self, principal: Principal | None) -> str:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import EntryMaker, Implemented, Provider, hidden
-from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules, Verdict
-from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable
+from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules
+from trimcp.agent_tools.catalog.table import Candidate, ToolTable, asked_version
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.budget import WorkTurns
@@ -34,6 +36,7 @@ from trimcp.wire.tool_versions import version_key
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.catalog.sharing import SharedTools
+    from trimcp.store.letters import PostBox
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -54,9 +57,6 @@ class Registered:
         """Return what a message says of it."""
         manifest = self.manifest
         return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
-
-
-_Prepared: TypeAlias = tuple[Manifest, Manifest, ToolEntry | None]
 
 
 class Catalog:
@@ -101,15 +101,11 @@ class Catalog:
 
         Raises UnknownTool if there is none, or none that `by` sees.
         """
-        if version is None:
-            entry = self.server.tools.get(name)
-            if entry is not None and (by is None or not hidden(entry, by.principal)):
-                return name, entry
-            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
-        key = self._table.key_of(name, version)
+        key = name if version is None else self._table.key_of(name, version)
         entry = None if key is None else self.server.tools.get(key)
         if key is None or entry is None or (by is not None and hidden(entry, by.principal)):
-            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
+            of = "" if version is None else f" of version {harmless(version, 64)}"
+            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}{of}")
         return key, entry
 
     def manifests(
@@ -123,21 +119,15 @@ class Catalog:
             principal: leave out tools for which it lacks scopes; None leaves out none.
         """
         tools = self.server.tools
-        if name is None:
-            entries = list(tools)
-        else:
-            found = tools.get(name)
-            entries = [] if found is None else [found]
+        entries = tools if name is None else filter(None, (tools.get(name),))
         manifests = [each for entry in entries for each in self._table.versions_of(entry, principal)]
         if version is None:
             return manifests
-        wanted = version_key(version[:LONGEST_VERSION])
-        return [each for each in manifests if version_key(each.version) == wanted]
+        return [each for each in manifests if version_key(each.version) == asked_version(version)]
 
     def pending(self) -> list[tuple[Manifest, AgentCaller]]:
         """Return the manifests that wait for approval, each with who sent it."""
-        waiting = [place.waiting for place in self._table.places()]
-        return [(each.manifest, each.caller) for each in waiting if each is not None]
+        return [(each.manifest, each.caller) for each in self._table.candidates() if each.waits]
 
     @property
     def registered(self) -> int:
@@ -146,8 +136,7 @@ class Catalog:
 
     def providers(self) -> Counter[Provider]:
         """Return who has brought tools over a connection that is open, each with how many it offers."""
-        offered = (place.offered for place in self._table.places())
-        return Counter(each.by for each in offered if each is not None and each.by is not None)
+        return Counter(each.by for each in self._table.offered() if each.by is not None)
 
     # Registering
 
@@ -173,27 +162,22 @@ class Catalog:
         """Return whether registering these may take long: somebody approves them, or a host has to be resolved."""
         return self.rules.approve is not None or any("callback" in raw for raw in raws if type(raw) is dict)
 
-    async def adopt(self, raw: Any, caller: AgentCaller, by: Provider | None) -> None:
-        """Offer a tool that another process has registered. Raises as `register`; nobody is asked for approval."""
-        await self.register_all((raw,), caller, by, adopted=True)
+    def share(self, letters: PostBox) -> SharedTools:
+        """Register for all processes from now on, and offer what they do; the caller runs what is returned."""
+        from trimcp.agent_tools.catalog.sharing import SharedTools  # loaded where processes share sessions
 
-    def offered(self, name: str | None = None) -> list[Candidate]:
-        """Return what is offered: all of it, or the versions of one tool."""
-        families = self._table.families
-        found = families.values() if name is None else filter(None, (families.get(name),))
-        return [place.offered for family in found for place in family.places if place.offered is not None]
-
-    def drop(self, candidates: Collection[Candidate]) -> None:
-        """Stop offering these."""
-        if candidates:
-            self._table.clear(lambda candidate: candidate in candidates)
+        self.shared = SharedTools(self._table, partial(self.register_all, adopted=True), letters)
+        return self.shared
 
     async def register_all(
         self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None, *, adopted: bool = False
     ) -> list[Registered]:
-        """Register several tools at the same moment, all of them or none; else as `register`."""
-        raw: Any = None
-        found: list[Registered | Candidate] = []
+        """Register several tools at the same moment, all of them or none; else as `register`.
+
+        What is `adopted` was registered with another process: nobody is asked for approval.
+        """
+        name: str | None = None
+        new: list[Candidate] = []
         turns = WorkTurns(self.server.budget, caller.account)
         self._registering[by] += 1
         try:
@@ -202,108 +186,93 @@ class Catalog:
             self._table.check_number(len(raws))
             if self.shared is not None and by is not None and not adopted:
                 await self.shared.make_room(caller)
-            prepared: list[_Prepared] = []
+            prepared: list[Candidate] = []
             for raw in raws:
-                one = await self._prepared(raw, caller, by, turns)
-                prepared.append(one)
+                said = raw.get("name") if isinstance(raw, Mapping) else None
+                name = said if isinstance(said, str) else None
+                candidate = await self._prepared(raw, caller, by, turns)
+                prepared.append(candidate)
             if by not in self._registering:
                 raise errors.ProviderGone("it was withdrawn before it was registered")
             # From here on nothing waits until all have their places.
-            for at, (sent, manifest, entry) in enumerate(prepared):
-                raw = raws[at]
-                place = self._table.place(manifest, caller.owner)
-                if any(isinstance(each, Candidate) and each.place is place for each in found):
-                    raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
-                status = self._table.status(place, manifest, by)
-                if status is not None:
-                    found.append(Registered(manifest, status))
-                    continue
-                self._table.check_memory(manifest, caller.owner)
-                if entry is None:  # it was registered, and has been removed meanwhile
-                    entry = self._maker.entry(sent, manifest, by)
-                place.waiting = Candidate(sent, manifest, caller, by, place, entry)
-                self._table.add(place)
-                found.append(place.waiting)
-            new = await self._decided([each for each in found if isinstance(each, Candidate)], adopted=adopted)
+            found: list[Candidate] = []
+            for candidate in prepared:
+                name = candidate.sent.name
+                found.append(self._placed(candidate, new))
+            await self._decide(new, adopted=adopted)
         except BaseException as error:  # whatever it was, cancelling too, no place stays taken
-            for each in found:
-                if isinstance(each, Candidate) and each.place.waiting is each:
-                    each.place.waiting = None
-                    self._table.tidy(each.place.family)
+            self._table.drop([each for each in new if each.waits])
             if isinstance(error, errors.AgentToolsError):
-                said = raw.get("name") if isinstance(raw, Mapping) else None
-                name = said if isinstance(said, str) else None
                 _tell(self.server, "tools/register", "refused", name, caller, error.message)
             raise
         finally:
             turns.close()
-            if self._registering[by] <= 1:
-                del self._registering[by]
-            else:
-                self._registering[by] -= 1
-        return [each if isinstance(each, Registered) else new[each] for each in found]
+            self._registering -= Counter((by,))
+        return [Registered(each.manifest, "registered" if each.is_offered else "pending") for each in found]
 
-    async def _prepared(self, raw: Any, caller: AgentCaller, by: Provider | None, turns: WorkTurns) -> _Prepared:
-        """Return a manifest as sent and with its full name, and its entry unless it is registered already.
+    async def _prepared(self, raw: Any, caller: AgentCaller, by: Provider | None, turns: WorkTurns) -> Candidate:
+        """Return a manifest with its full name, and with its entry unless it is registered already.
 
         Both take milliseconds where a schema has hundreds of members, so each waits for its turn.
         """
         async with turns:
             sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
         manifest = sent.named(self._maker.full_name(sent, caller, by))
-        place = self._table.place(manifest, caller.owner)
-        if self._table.status(place, manifest, by) is not None:
-            return sent, manifest, None
-        self._table.check_memory(manifest, caller.owner)
-        async with turns:
-            return sent, manifest, self._maker.entry(sent, manifest, by)
+        found = Candidate(sent, manifest, caller, by, self._table.tool_of(manifest, caller.owner))
+        if self._table.equal_to(found) is None:
+            self._table.check_memory(manifest, caller.owner)
+            async with turns:
+                found.entry = self._maker.entry(sent, manifest, by)
+        return found
 
-    async def _decided(self, waiting: Sequence[Candidate], *, adopted: bool) -> dict[Candidate, Registered]:
+    def _placed(self, candidate: Candidate, new: list[Candidate]) -> Candidate:
+        """Let a manifest wait, and add it to the `new` ones; or return the equal one that waits or is offered."""
+        manifest, owner = candidate.manifest, candidate.caller.owner
+        candidate.tool = self._table.tool_of(manifest, owner)
+        if any((each.tool, each.version) == (candidate.tool, candidate.version) for each in new):
+            raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
+        known = self._table.equal_to(candidate)
+        if known is not None:
+            return known
+        self._table.check_memory(manifest, owner)
+        if candidate.entry is None:  # it was registered, and has been removed meanwhile; or it is a callback
+            candidate.entry = self._maker.entry(candidate.sent, manifest, candidate.by)
+        self._table.add(candidate)
+        new.append(candidate)
+        return candidate
+
+    async def _decide(self, waiting: Sequence[Candidate], *, adopted: bool) -> None:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
-        verdicts: list[Verdict] = []
+        approved: list[Candidate] = []
         for each in waiting:
             if each.manifest.callback is not None:
                 entry = await self._maker.resolved(each.sent, each.manifest)
                 each.check_waits()
                 each.entry = entry
             verdict = adopted or await self._approval.verdict(each.manifest, each.caller)
-            if each.place.offered is not each:  # else somebody approved it meanwhile
+            if not each.is_offered:  # else somebody approved it meanwhile
                 each.check_waits()
                 if verdict is False:
                     raise errors.NotAllowed(f"{each.manifest.name} {each.manifest.version} was not approved")
-            verdicts.append(verdict)
-        approved = [each for each, verdict in zip(waiting, verdicts, strict=True) if verdict]
-        shared = None if adopted or not approved else self.shared
-        if shared is not None:
-            await shared.add(approved)
-        try:
-            return self._offer_all(waiting, approved)
-        except BaseException:  # whatever it was, the others do not go on offering what is not offered here
-            if shared is not None:
-                shared.remove_soon(approved)
-            raise
-        finally:
-            if shared is not None:
-                shared.added(approved)
+            if verdict:
+                approved.append(each)
+        telling = nullcontext() if adopted or not approved or self.shared is None else self.shared.adding(approved)
+        async with telling:
+            self._offer_all(waiting, approved)
 
-    def _offer_all(self, waiting: Sequence[Candidate], approved: Sequence[Candidate]) -> dict[Candidate, Registered]:
-        for each in waiting:
-            if each.place.offered is not each:
-                each.check_waits()
-                if each in approved:
-                    self._table.check_offer(each.place.family, each.manifest)
-        registered: dict[Candidate, Registered] = {}
+    def _offer_all(self, waiting: Sequence[Candidate], approved: Sequence[Candidate]) -> None:
+        left = [each for each in waiting if not each.is_offered]
+        for each in left:
+            each.check_waits()
+            if each in approved:
+                self._table.check_offer(each.tool, each.manifest)
         with self.server.tools.together():
-            for each in waiting:
-                if each in approved and each.place.offered is not each:
+            for each in left:
+                if each in approved:
                     self._offer(each)
-                manifest, caller = each.manifest, each.caller
-                pending = each.place.offered is not each
-                if pending:
-                    facts = {"version": manifest.version, "hash": manifest.hash}
-                    _tell(self.server, "tools/register", "pending", manifest.name, caller, **facts)
-                registered[each] = Registered(manifest, "pending" if pending else "registered")
-        return registered
+                else:
+                    facts = {"version": each.manifest.version, "hash": each.manifest.hash}
+                    _tell(self.server, "tools/register", "pending", each.manifest.name, each.caller, **facts)
 
     def approve(self, name: str, version: str, hash: str) -> Registered:
         """Offer a tool that waits for approval.
@@ -317,9 +286,8 @@ class Catalog:
             VersionConflict: what waits has another hash.
             NameTaken: the server has a tool of its own by this name now.
         """
-        family = self._table.families.get(name)
-        place = None if family is None else family.find(version)
-        candidate = None if place is None else place.waiting
+        tool = self._table.families.get(name)
+        candidate = None if tool is None else tool.waiting.get(asked_version(version))
         if candidate is None or candidate.entry is None:
             raise errors.UnknownTool(f"nothing named {harmless(name, 100)} of version {harmless(version, 64)} waits")
         manifest = candidate.manifest
@@ -346,21 +314,19 @@ class Catalog:
         """
         if caller is not None:
             self._approval.check(caller)
-        family = self._table.families.get(name)
-        if family is None and name not in self.server.tools:
+        tool = self._table.families.get(name)
+        if tool is None and name not in self.server.tools:
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
-        if family is None or (caller is not None and caller.owner != family.owner):
-            why = "it is the server's own" if family is None else "somebody else registered it"
+        if tool is None or (caller is not None and caller.owner != tool.owner):
+            why = "it is the server's own" if tool is None else "somebody else registered it"
             _tell(self.server, "tools/remove", "refused", name, caller, why, version=version)
             raise errors.NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
-        places = family.places if version is None else list(filter(None, (family.find(version),)))
-        if not places:
+        gone = [each for each in tool.candidates() if version is None or each.version == asked_version(version)]
+        if not gone:
             raise errors.UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
         if self.shared is not None:
-            await self.shared.remove([place.offered for place in places if place.offered is not None])
-        for place in places:
-            place.offered = place.waiting = None
-        self._table.tidy(family)
+            await self.shared.remove([each for each in gone if each.is_offered])
+        self._table.drop(gone)
         _tell(self.server, "tools/remove", "ok", name, caller, version=version)
 
     def withdraw(self, by: Provider) -> None:
@@ -371,23 +337,23 @@ class Catalog:
         self._registering.pop(by, None)
         if self.shared is not None:
             self.shared.forget(by)
-        self._table.clear(lambda candidate: candidate.by is by)
+        self._table.drop([each for each in self._table.candidates() if each.by is by])
 
     def close(self) -> None:
         """Stop offering all registered tools."""
-        self._table.clear(lambda candidate: True)
+        self._table.drop(self._table.candidates())
 
     # Offering
 
     def _offer(self, candidate: Candidate) -> None:
         """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
-        manifest, place = candidate.manifest, candidate.place
-        self._table.check_offer(place.family, manifest)
-        place.offered, place.waiting = candidate, None
+        manifest, tool = candidate.manifest, candidate.tool
+        self._table.check_offer(tool, manifest)
+        tool.offered[candidate.version] = tool.waiting.pop(candidate.version)
         # What somebody unknown runs elsewhere may be another program the next time.
         if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
             self._approval.remember(manifest, candidate.caller)
-        self._table.arrange(place.family)
+        self._table.arrange(tool)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
         _tell(self.server, "tools/register", "ok", manifest.name, candidate.caller, **facts)
@@ -406,11 +372,7 @@ def _tell(
     who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
     address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
     told: dict[str, Any] = {"tool": name, **who, "peer": address, "why": why, "status": status, **facts}
-    if outcome == "refused":
-        security_event("registration_refused", **told)
-    elif method == "tools/register":
-        security_event("tool_registered", **told)
-    else:
-        security_event("tool_removed", **told)
+    done = "tool_registered" if method == "tools/register" else "tool_removed"
+    security_event("registration_refused" if outcome == "refused" else done, **told)
     if (audit := server.audit) is not None:
         audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)

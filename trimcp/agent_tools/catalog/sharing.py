@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import attrs
 import trio
@@ -18,7 +19,7 @@ import trio
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import Provider
 from trimcp.agent_tools.catalog.forwarding import ForwardedCalls, RemoteProvider
-from trimcp.agent_tools.catalog.table import Candidate
+from trimcp.agent_tools.catalog.table import Candidate, ToolTable
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.principal import Principal
@@ -40,25 +41,12 @@ _Key: TypeAlias = tuple[str, str, str | None, str | None]
 """A version: its text, the hash of its manifest, the process of its provider, and the provider's id there."""
 
 
-class OfferedTools(Protocol):
-    """What this process offers; a `Catalog` is that."""
-
-    def offered(self, name: str | None = None, /) -> list[Candidate]:
-        """Return what is offered: all of it, or the versions of one tool."""
-        ...
-
-    def drop(self, candidates: Collection[Candidate], /) -> None:
-        """Stop offering these."""
-
-    async def adopt(self, raw: Any, caller: AgentCaller, by: Provider | None, /) -> None:
-        """Offer a tool that another process has registered."""
-
-
 @attrs.define(eq=False)
 class SharedTools:
     """The registered tools of one process, as part of those of all."""
 
-    catalog: OfferedTools
+    table: ToolTable
+    adopt: Callable[[Sequence[Any], AgentCaller, Provider | None], Awaitable[object]]  # offers what others registered
     letters: PostBox
     _records: dict[str, bytes] = attrs.field(init=False, factory=dict)  # as they were offered last
     _touched: set[str] = attrs.field(init=False, factory=set)  # names that were changed here since
@@ -124,16 +112,16 @@ class SharedTools:
 
     async def _offer(self, name: str, versions: Iterable[Mapping[str, Any]]) -> None:
         wanted = {_key(each): each for each in versions}
-        here = {self._key_of(each): each for each in self.catalog.offered(name)}
+        here = {self._key_of(each): each for each in self.table.offered(name)}
         gone = [each for key, each in here.items() if key not in wanted and each not in self._adding]
-        self.catalog.drop(gone)
+        self.table.drop(gone)
         for key, each in wanted.items():
             if key in here or each["holder"] == self.letters.store.name:
                 continue
             principal = None if (facts := each["principal"]) is None else Principal(**facts)
             caller = AgentCaller(principal, each["agent"], each["address"], each["loopback"])
             by = None if key[2] is None or key[3] is None else self._provider(key[2], key[3], caller.agent)
-            await self.catalog.adopt(each["sent"], caller, by)
+            await self.adopt((each["sent"],), caller, by)
 
     def _provider(self, holder: str, id: str, name: str) -> RemoteProvider:
         if (holder, id) not in self._remote:
@@ -146,13 +134,13 @@ class SharedTools:
             if await self.letters.store.gone(name):
                 self._calls.lose(name)
                 lost = [self._remote.pop(key) for key in list(self._remote) if key[0] == name]
-                offered = [each for each in self.catalog.offered() if each.by in lost]
+                offered = [each for each in self.table.offered() if each.by in lost]
                 self.remove_soon(offered)
-                self.catalog.drop(offered)
+                self.table.drop(offered)
 
     async def make_room(self, caller: AgentCaller) -> None:
         """Forget what an agent has provided to processes that are gone, before it provides that here."""
-        owners = {each.caller.owner for each in self.catalog.offered() if isinstance(each.by, RemoteProvider)}
+        owners = {each.caller.owner for each in self.table.offered() if isinstance(each.by, RemoteProvider)}
         if caller.owner in owners:
             with suppress(OSError):
                 await self._find_lost()
@@ -182,15 +170,15 @@ class SharedTools:
             "loopback": caller.loopback,
         }
 
-    async def add(self, candidates: Collection[Candidate]) -> None:
-        """Tell all processes of tools before they are offered here; then call `added`.
+    @asynccontextmanager
+    async def adding(self, candidates: Collection[Candidate]) -> AsyncIterator[None]:
+        """Tell all processes of tools before the body offers them here. If it raises, they are told again.
 
         Raises NameTaken if another process was first, AgentToolsError if that cannot be found out.
         """
         for each in candidates:
             if each.by is not None and not isinstance(each.by, RemoteProvider):
                 self._ids.setdefault(each.by, secrets.token_hex(8))
-        self._adding.update(candidates)
 
         async def change(name: str, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for each in candidates:
@@ -198,15 +186,16 @@ class SharedTools:
                     versions = [*await self._others(each, versions), self._written(each)]
             return versions
 
+        self._adding.update(candidates)
         try:
             await self._change({each.manifest.name for each in candidates}, change)
-        except BaseException:  # whatever it was, they are not being added any more
-            self.added(candidates)
-            raise
-
-    def added(self, candidates: Iterable[Candidate]) -> None:
-        """Note that these are offered here, or will not be."""
-        self._adding.difference_update(candidates)
+            try:
+                yield
+            except BaseException:  # whatever it was, the others do not go on offering what is not offered here
+                self.remove_soon(candidates)
+                raise
+        finally:
+            self._adding.difference_update(candidates)
 
     async def _others(self, candidate: Candidate, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the versions beside a new one. Raises NameTaken."""
@@ -225,35 +214,39 @@ class SharedTools:
 
     async def remove(self, candidates: Collection[Candidate]) -> None:
         """Tell all processes that tools are offered no more. Raises AgentToolsError: the store failed."""
-        await self._remove_keys({(each.manifest.name, self._key_of(each)) for each in candidates})
-
-    async def _remove_keys(self, keys: Collection[tuple[str, _Key]]) -> None:
-        async def change(name: str, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [each for each in versions if (name, _key(each)) not in keys]
-
-        await self._change({name for name, _ in keys}, change)
-
-    async def _remove(self, keys: Collection[tuple[str, _Key]]) -> None:
-        try:
-            await self._remove_keys(keys)
-        except errors.AgentToolsError as error:
-            log.warning("tools that are gone were not removed for other processes: %s", error)
+        await self._removal(candidates)()
 
     def remove_soon(self, candidates: Collection[Candidate]) -> None:
         """Do what `remove` does beside what goes on. What is not removed ends with this process."""
+
+        async def remove(removal: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await removal()
+            except errors.AgentToolsError as error:
+                log.warning("tools that are gone were not removed for other processes: %s", error)
+
         if self._nursery is not None and candidates:
-            self._nursery.start_soon(self._remove, {(each.manifest.name, self._key_of(each)) for each in candidates})
+            self._nursery.start_soon(remove, self._removal(candidates))
+
+    def _removal(self, candidates: Collection[Candidate]) -> Callable[[], Awaitable[None]]:
+        """Return what removes them, by the ids that their providers have now."""
+        keys = {(each.manifest.name, self._key_of(each)) for each in candidates}
+
+        async def change(name: str, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [each for each in versions if (name, _key(each)) not in keys]
+
+        return partial(self._change, {name for name, _ in keys}, change)
 
     def add_soon(self, candidate: Candidate) -> None:
-        """Do what `add` does for a tool that is offered here already, beside what goes on."""
+        """Tell all processes, beside what goes on, of a tool that is offered here already."""
 
         async def add() -> None:
             try:
-                await self.add([candidate])
+                async with self.adding([candidate]):
+                    pass
             except errors.AgentToolsError as error:
                 log.warning("a tool that was approved is not offered: %s", error)
-                self.catalog.drop([candidate])
-            self.added([candidate])
+                self.table.drop([candidate])
 
         self._adding.add(candidate)
         if self._nursery is not None:
@@ -261,10 +254,10 @@ class SharedTools:
 
     async def _add_again(self) -> None:
         """Keep what is offered here for longer, under the present name of this process."""
-        offered = [each for each in self.catalog.offered() if not isinstance(each.by, RemoteProvider)]
+        offered = [each for each in self.table.offered() if not isinstance(each.by, RemoteProvider)]
         if offered:
-            await self.add(offered)
-            self.added(offered)
+            async with self.adding(offered):
+                pass
 
     async def _change(self, names: Iterable[str], change: Callable[[str, list[dict[str, Any]]], Any]) -> None:
         """Change records, and tell the others; again if they were changed meanwhile."""
@@ -288,7 +281,7 @@ class SharedTools:
 
     def _find(self, id: str, name: str, version: str) -> tuple[Provider, Manifest] | None:
         """Return a provider that is connected here, and its tool as it sent it."""
-        for each in self.catalog.offered():
+        for each in self.table.offered():
             by, sent = each.by, each.sent
             if by is not None and self._ids.get(by) == id and (sent.name, sent.version) == (name, version):
                 return by, sent
@@ -296,7 +289,7 @@ class SharedTools:
 
     def forget(self, provider: Provider) -> None:
         """Note that a provider has disconnected: its tools are offered nowhere any more."""
-        self.remove_soon([each for each in self.catalog.offered() if each.by is provider])
+        self.remove_soon([each for each in self.table.offered() if each.by is provider])
         if provider in self._ids:
             del self._ids[provider]
 

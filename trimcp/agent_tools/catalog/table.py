@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 
@@ -19,61 +19,73 @@ from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
 from trimcp.wire.tool_versions import VersionKey, version_key
 
-LONGEST_VERSION: Final = 64
-"""Characters of a version that are looked at."""
+_LONGEST: Final = 64  # characters of a version that are looked at
 
 _known_key: Final = lru_cache(maxsize=1_024)(version_key)  # of what callers write again and again
 
 
+def asked_version(version: str) -> VersionKey:
+    """Return the version that a caller means, however it is written."""
+    return _known_key(version[:_LONGEST])
+
+
 @attrs.define(eq=False)
 class Candidate:
-    """A manifest as sent and with its full name, whose it is, where it waits or is offered, and its entry."""
+    """A manifest as sent and with its full name, whose it is, the tool that it is a version of, and its entry."""
 
     sent: Manifest
     manifest: Manifest
     caller: AgentCaller
     by: Provider | None
-    place: VersionPlace
-    entry: ToolEntry | None  # None until its callback is resolved
+    tool: ToolVersions
+    entry: ToolEntry | None = None  # None until it is made, or its callback is resolved
+    version: VersionKey = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.version = version_key(self.manifest.version)
+
+    @property
+    def is_offered(self) -> bool:
+        return self.tool.offered.get(self.version) is self
+
+    @property
+    def waits(self) -> bool:
+        return self.tool.waiting.get(self.version) is self
 
     def check_waits(self) -> None:
         """Raise ProviderGone if it does not wait any more."""
-        if self.place.waiting is not self:
+        if not self.waits:
             raise ProviderGone("it was withdrawn before it was approved")
 
 
 @attrs.define(eq=False)
-class VersionPlace:
-    """One version of one tool: what is offered, and what waits to be."""
-
-    family: ToolVersions
-    version: VersionKey
-    offered: Candidate | None = None
-    waiting: Candidate | None = None
-
-
-@attrs.define(eq=False)
 class ToolVersions:
-    """All versions of one tool, the newest first."""
+    """All versions of one tool: what is offered, and what waits to be."""
 
     name: str
     owner: Owner
-    places: list[VersionPlace] = attrs.field(factory=list)
+    offered: dict[VersionKey, Candidate] = attrs.field(factory=dict)
+    waiting: dict[VersionKey, Candidate] = attrs.field(factory=dict)
     keys: dict[str, Candidate] = attrs.field(factory=dict)  # those that are offered, by their keys in `server.tools`
 
-    def find(self, version: str) -> VersionPlace | None:
-        wanted = _known_key(version[:LONGEST_VERSION])
-        return next((place for place in self.places if place.version == wanted), None)
+    @property
+    def versions(self) -> set[VersionKey]:
+        return self.offered.keys() | self.waiting.keys()
+
+    def candidates(self) -> list[Candidate]:
+        return [*self.offered.values(), *self.waiting.values()]
 
     @property
     def memory(self) -> int:
         """Bytes that its manifests take, as estimated."""
-        return sum(each.manifest.memory for place in self.places for each in (place.offered, place.waiting) if each)
+        return sum(each.manifest.memory for each in self.candidates())
 
     def layout(self) -> dict[str, Candidate]:
         """Return what is offered by key: the newest version has the tool's name."""
-        offered = [place.offered for place in self.places if place.offered is not None]
-        return {f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(offered)}
+        newest_first = [self.offered[version] for version in sorted(self.offered, reverse=True)]
+        return {
+            f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(newest_first)
+        }
 
 
 class ToolTable:
@@ -83,23 +95,34 @@ class ToolTable:
         self._server = server
         self._rules = rules
         self.families: dict[str, ToolVersions] = {}
-        self.owned: Counter[Owner] = Counter()  # the tools of each owner; each version counts
 
     # Finding
 
-    def places(self) -> list[VersionPlace]:
-        """Return the places of all versions."""
-        return [place for family in self.families.values() for place in family.places]
+    @property
+    def owned(self) -> Counter[Owner]:
+        """The number of tools of each owner; each version counts."""
+        found = Counter[Owner]()
+        for tool in self.families.values():
+            found[tool.owner] += len(tool.versions)
+        return found
+
+    def candidates(self, name: str | None = None) -> list[Candidate]:
+        """Return what is offered or waits: all of it, or the versions of one tool."""
+        tools = self.families.values() if name is None else filter(None, (self.families.get(name),))
+        return [each for tool in tools for each in tool.candidates()]
+
+    def offered(self, name: str | None = None) -> list[Candidate]:
+        """Return what is offered."""
+        return [each for each in self.candidates(name) if each.is_offered]
 
     def key_of(self, name: str, version: str) -> str | None:
         """Return the key of a version in `server.tools`, however it is written; also of the server's own tools."""
-        family = self.families.get(name)
-        if family is not None:
-            place = family.find(version)
-            offered = None if place is None else place.offered
-            return next((key for key, each in family.keys.items() if each is offered), None)
+        tool = self.families.get(name)
+        if tool is not None:
+            offered = tool.offered.get(asked_version(version))
+            return next((key for key, each in tool.keys.items() if each is offered), None)
         entry = self._server.tools.get(name)
-        if entry is not None and _known_key(version_of(entry)) == _known_key(version[:LONGEST_VERSION]):
+        if entry is not None and _known_key(version_of(entry)) == asked_version(version):
             return name
         older = f"{name}@{version}"
         return older if older in self._server.tools else None
@@ -107,9 +130,9 @@ class ToolTable:
     def versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
         """Yield the manifests of a tool's versions that a principal sees, the newest first."""
         name = entry.listed.name
-        family = self.families.get(name)
-        if family is not None and any(each.entry is entry for each in family.keys.values()):
-            for candidate in family.layout().values():
+        tool = self.families.get(name)
+        if tool is not None and any(each.entry is entry for each in tool.keys.values()):
+            for candidate in tool.layout().values():
                 if candidate.entry is not None and shown(candidate.entry, principal):
                     yield candidate.manifest
         elif shown(entry, principal):
@@ -123,33 +146,31 @@ class ToolTable:
         if tools > (most := self._rules.max_per_owner):
             raise TooMuch(f"one owner may register {most} tools")
 
-    def place(self, manifest: Manifest, owner: Owner) -> VersionPlace:
-        """Return where a manifest belongs, perhaps a place that is not kept yet. Raises NameTaken, TooMuch."""
+    def tool_of(self, manifest: Manifest, owner: Owner) -> ToolVersions:
+        """Return the tool of a manifest, perhaps one that is not kept yet. Raises NameTaken, TooMuch."""
         name, rules = manifest.name, self._rules
-        family = self.families.get(name) or ToolVersions(name, owner)
-        if family.owner != owner:
+        tool = self.families.get(name) or ToolVersions(name, owner)
+        if tool.owner != owner:
             raise NameTaken(f"{name} was registered by somebody else")
-        self.check_offer(family, manifest)
-        place = family.find(manifest.version)
-        if place is not None:
-            return place
-        self.check_number(self.owned[owner] + 1)
-        total = self.owned.total()
-        if total + sum(self.owned[each] for each in self.owned if each[0] == owner[0]) >= rules.max_tools:
+        self.check_offer(tool, manifest)
+        if version_key(manifest.version) in tool.versions:
+            return tool
+        owned = self.owned
+        self.check_number(owned[owner] + 1)
+        total = owned.total()
+        if total + sum(owned[each] for each in owned if each[0] == owner[0]) >= rules.max_tools:
             raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
-        if len(family.places) >= rules.max_versions:
+        if len(tool.versions) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
-        return VersionPlace(family, version_key(manifest.version))
+        return tool
 
-    def status(
-        self, place: VersionPlace, manifest: Manifest, by: Provider | None
-    ) -> Literal["registered", "pending"] | None:
-        """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
-        known, waiting = place.offered, place.waiting
-        if known is not None and known.by is by and known.manifest.hash == manifest.hash:
-            return "registered"
-        if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
-            return "pending"
+    def equal_to(self, candidate: Candidate) -> Candidate | None:
+        """Return the equal manifest that is offered or waits; None if there is none. Raises NameTaken for another."""
+        manifest, by, tool = candidate.manifest, candidate.by, candidate.tool
+        known, waiting = tool.offered.get(candidate.version), tool.waiting.get(candidate.version)
+        for each in (known, waiting):
+            if each is not None and each.by is by and each.manifest.hash == manifest.hash:
+                return each
         if waiting is not None:
             raise NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
         if known is not None and known.by is not by:
@@ -162,58 +183,42 @@ class ToolTable:
 
     def check_memory(self, manifest: Manifest, owner: Owner) -> None:
         """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""
-        kept = [(family.owner, family.memory) for family in self.families.values()]
+        kept = [(tool.owner, tool.memory) for tool in self.families.values()]
         own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
         shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
         if shared + sum(taken for _, taken in kept) > self._rules.max_memory or own > self._rules.max_memory_per_owner:
             raise TooMuch("the registered tools take too much memory")
 
-    def check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
+    def check_offer(self, tool: ToolVersions, manifest: Manifest) -> None:
         """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
         for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
-            found, known = self._server.tools.get(key), family.keys.get(key)
+            found, known = self._server.tools.get(key), tool.keys.get(key)
             if found is not None and (known is None or found is not known.entry):
                 raise NameTaken(f"{key} is a tool of the server's own")
 
-    def add(self, place: VersionPlace) -> None:
-        """Keep a place that `place` returned."""
-        family = place.family
-        if place not in family.places:
-            self.families[family.name] = family
-            family.places.append(place)
-            family.places.sort(key=lambda each: each.version, reverse=True)
-            self.owned[family.owner] += 1
+    def add(self, candidate: Candidate) -> None:
+        """Let a manifest wait to be offered."""
+        self.families[candidate.tool.name] = candidate.tool
+        candidate.tool.waiting[candidate.version] = candidate
 
-    def tidy(self, family: ToolVersions) -> None:
-        """Forget the places of a tool that hold nothing, and offer what is left."""
-        left = [place for place in family.places if place.offered is not None or place.waiting is not None]
-        self.owned[family.owner] -= len(family.places) - len(left)
-        if self.owned[family.owner] <= 0:
-            del self.owned[family.owner]
-        family.places[:] = left
-        self.arrange(family)
-        if not left and self.families.get(family.name) is family:
-            del self.families[family.name]
-
-    def clear(self, fits: Callable[[Candidate], bool]) -> None:
-        """Stop offering what fits, and forget what of it waits."""
+    def drop(self, candidates: Collection[Candidate]) -> None:
+        """Stop offering these, and forget what of them waits."""
         with self._server.tools.together():
-            for family in list(self.families.values()):
-                empty = not family.places
-                for place in family.places:
-                    if place.offered is not None and fits(place.offered):
-                        place.offered, empty = None, True
-                    if place.waiting is not None and fits(place.waiting):
-                        place.waiting, empty = None, True
-                if empty:
-                    self.tidy(family)
+            for each in candidates:
+                for kept in (each.tool.offered, each.tool.waiting):
+                    if kept.get(each.version) is each:
+                        del kept[each.version]
+            for tool in {each.tool for each in candidates}:
+                self.arrange(tool)
+                if not tool.versions and self.families.get(tool.name) is tool:
+                    del self.families[tool.name]
 
-    def arrange(self, family: ToolVersions) -> None:
+    def arrange(self, tool: ToolVersions) -> None:
         """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
         server, tools = self._server, self._server.tools
-        before, family.keys = family.keys, {}
+        before, tool.keys = tool.keys, {}
         with tools.together():
-            layout = family.layout()
+            layout = tool.layout()
             for key, old in before.items():
                 if key not in layout and tools.get(key) is old.entry:  # the server's author may have removed it
                     server.remove_tool(key)
@@ -222,5 +227,5 @@ class ToolTable:
                 if new is None or (found is not None and (known is None or found is not known.entry)):
                     continue  # the server's author has put another tool in its place
                 if found is not new:
-                    server.put_tool(key, new, listed=key == family.name)
-                family.keys[key] = candidate
+                    server.put_tool(key, new, listed=key == tool.name)
+                tool.keys[key] = candidate
