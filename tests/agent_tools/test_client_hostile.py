@@ -62,7 +62,7 @@ def messages(draw: Callable[..., Any]) -> Any:
     """A message, with members that may be of any kind or missing."""
     kind = draw(st.sampled_from(sorted(MESSAGES)))
     value: dict[str, Any] = {"type": kind}
-    for name, _ in RULES[MESSAGES[kind]]:
+    for name in RULES[MESSAGES[kind]]:
         if draw(st.booleans()) or name in ("request_id", "context_id"):
             value[name] = draw(ERRORS if name == "error" else VALUES)
     return value

@@ -124,12 +124,8 @@ class Manifest:
 
     def facts(self) -> dict[str, Any]:
         """Return everything that `hash` covers."""
-        facts = self.to_json()
-        if self.implementation is not None:
-            facts["implementation"] = self.implementation
-        if self.callback is not None:
-            facts["callback"] = self.callback
-        return facts
+        where = {"implementation": self.implementation, "callback": self.callback}
+        return {**self.to_json(), **{name: value for name, value in where.items() if value is not None}}
 
 
 def _canonical(value: Any) -> bytes:

@@ -34,16 +34,15 @@ class MemberRule:
     types: tuple[type, ...]  # the Python types of its JSON value
     schema: Mapping[str, Any]  # its JSON Schema
     wanted: str  # what it must be, for an error's text
-    required: bool = False  # whether the message is malformed without it
-    longest: int = 0  # characters of the longest text; 0 for no bound. A bounded text is not empty.
-    positive: bool = False  # whether a number must be greater than 0
-    choices: tuple[str, ...] = ()  # the only values; empty for any
+    required: bool  # whether the message is malformed without it
+    longest: int  # characters of the longest text; 0 for no bound. A bounded text is not empty.
+    positive: bool  # whether a number must be greater than 0
+    choices: tuple[str, ...]  # the only values; empty for any
+    usual: type = attrs.field(init=False)  # values of this type fit, if they have at most so many characters
 
-    @property
-    def usual(self) -> tuple[type, int, MemberRule]:
-        """A type whose values fit if they have at most so many characters, if there is such a bound, and the rule."""
-        plain = self.types is not _ANY and not self.positive and not self.choices
-        return (self.types[0] if plain else MemberRule), self.longest, self
+    @usual.default
+    def _usual(self) -> type:
+        return MemberRule if self.types is _ANY or self.positive or self.choices else self.types[0]
 
     def fits(self, value: Any) -> bool:
         """Return whether this is a value of the member."""
@@ -102,11 +101,8 @@ _context: Final = partial(_text, "the context's id", required=True)
 MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
 """The class of each `type`."""
 
-RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
+RULES: Final[dict[type, dict[str, MemberRule]]] = {}
 """The members of each class with their rules, in order."""
-
-_READING: Final[dict[type, tuple[dict[str, tuple[type, int, MemberRule]], tuple[str, ...]]]] = {}
-"""The members of each class by name, with what nearly every value is (`MemberRule.usual`), and those required."""
 
 
 MessageT = TypeVar("MessageT", bound="AgentMessage")
@@ -121,9 +117,8 @@ def _message(
     def declare(cls: Any) -> Any:
         cls.type, cls.answer, cls.method, cls.asks = type, answer, method, asks or bool(answer)
         message: Any = attrs.define(cls, eq=False, kw_only=True)
-        rules = RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
-        required = tuple(name for name, rule in rules if rule.required)
-        _READING[message] = {name: rule.usual for name, rule in rules}, required
+        rules = RULES[message] = {field.name: field.metadata["rule"] for field in attrs.fields(message)}
+        message.required = tuple(name for name, rule in rules.items() if rule.required)
         if type:
             MESSAGES[type] = message
         return message
@@ -140,6 +135,7 @@ class AgentMessage:
         asks: whether it comes from the agent (or provider) and asks for something.
         answer: the `type` of what answers it.
         method: its method of gRPC.
+        required: the members without which it is malformed.
         request_id: repeated in the answer.
     """
 
@@ -147,6 +143,7 @@ class AgentMessage:
     asks: ClassVar[bool]
     answer: ClassVar[str]
     method: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
     request_id: str | None = _text("repeated in the answer")
 
 
@@ -361,19 +358,18 @@ def read_message(value: Any, *, strict: bool = False) -> AgentMessage:
 
 def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False) -> MessageT:
     """Return the message of this class that an object is; its `type` is not looked at. Raises as `read_message`."""
-    rules, required = _READING[cls]
+    rules = RULES[cls]
     members: dict[str, Any] = {}
     for name, given in value.items():
-        found = rules.get(name)
-        if found is not None:
-            kind, longest, rule = found
-            usual = type(given) is kind and (not longest or 0 < len(given) <= longest)  # type: ignore[arg-type]  # a text then
+        rule = rules.get(name)
+        if rule is not None:
+            usual = type(given) is rule.usual and (not rule.longest or 0 < len(given) <= rule.longest)  # type: ignore[arg-type]  # a text then
             if not usual and not rule.fits(given):
                 raise MalformedMessage(f"{cls.type}: `{name}` must be {rule.wanted}")
             members[name] = given
         elif strict and name != "type":
             raise MalformedMessage(f"{cls.type}: unknown member `{name[:MAX_ID]}`")
-    for name in required:
+    for name in cls.required:
         if name not in members:
             raise MalformedMessage(f"{cls.type}: `{name}` is missing")
     return cls(**members)
@@ -382,7 +378,7 @@ def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False)
 def as_json(message: AgentMessage) -> dict[str, Any]:
     """Return a message as a JSON object, without the members that are None."""
     value: dict[str, Any] = {"type": message.type}
-    for name, _ in RULES[type(message)]:
+    for name in RULES[type(message)]:
         member = getattr(message, name)
         if member is not None:
             value[name] = member
@@ -444,8 +440,7 @@ _REFERENCES: Final = {"error": "failure", "tool": "manifest"}
 def schema_of(cls: type[AgentMessage]) -> dict[str, Any]:
     """Return the JSON Schema of one message. Members that it does not name are allowed, and ignored."""
     properties: dict[str, Any] = {"type": {"const": cls.type}}
-    required = ["type"]
-    for name, rule in RULES[cls]:
+    for name, rule in RULES[cls].items():
         schema = dict(rule.schema)
         if name == "tools":
             of = "registered" if cls is ToolsRegistered else "manifest"
@@ -453,10 +448,8 @@ def schema_of(cls: type[AgentMessage]) -> dict[str, Any]:
         elif name in _REFERENCES:
             schema = {"$ref": f"#/$defs/{_REFERENCES[name]}", "description": schema["description"]}
         properties[name] = schema
-        if rule.required:
-            required.append(name)
     about = (cls.__doc__ or "").partition("\n")[0]
-    return {"type": "object", "description": about, "properties": properties, "required": required}
+    return {"type": "object", "description": about, "properties": properties, "required": ["type", *cls.required]}
 
 
 def schemas() -> dict[str, Any]:
