@@ -16,19 +16,17 @@ from typing import Any, Final
 
 import attrs
 import httpx2
-import orjson
 import trio
 
-from trimcp.agent_tools.messages import errors
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.manifests import Manifest
-from trimcp.agent_tools.messages.messages import read_value
 from trimcp.agent_tools.messages.signatures import Secret, secret_bytes, signed_headers
 from trimcp.auth.fetching import AddressedTransport, PrivateAddress, addresses_of
 from trimcp.security import security_event
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import harmless
 from trimcp.transports.http.client.engine import ExchangeBroken
-from trimcp.transports.http.client.exchanges import Http, OpenReply, TooLarge
+from trimcp.transports.http.client.exchanges import Http, TooLarge
 from trimcp.transports.http.client.httpx_engine import HttpxEngine
 
 log: logging.Logger = logging.getLogger("trimcp.server")
@@ -136,17 +134,13 @@ class CallbackTarget:
 
         Raises ToolFailed, InvalidArguments or TooMuch if the callback says so, DeadlinePassed, and else ProviderGone.
         """
-        message = {
-            "type": "tool_request",
-            "tool_name": manifest.name,
-            "version": manifest.version,
-            "arguments": arguments,
-            "request_id": request_id,
-        }
+        message = messages.ToolRequest(
+            tool_name=manifest.name, version=manifest.version, arguments=dict(arguments), request_id=request_id
+        )
         timeout = self.callbacks.timeout
         try:
             with trio.fail_after(timeout):
-                answer = await self._exchange(orjson.dumps(message), request_id)
+                answer = await self._exchange(messages.encode_message(message), request_id)
             return _result(answer, request_id)
         except trio.TooSlowError:
             raise errors.DeadlinePassed(f"the callback did not answer within {timeout:g} seconds") from None
@@ -176,19 +170,15 @@ class CallbackTarget:
                 http = Http(str(self.url), HttpxEngine(client, timeout), headers, max_redirects=0)
                 try:
                     async with http.open("POST", {}, body) as reply:
-                        return await self._body(reply)
+                        if reply.status != 200:
+                            raise _NoAnswer(f"it answered with status {reply.status}")
+                        return await reply.body(self.callbacks.max_body)
+                except TooLarge:
+                    raise _NoAnswer(f"its answer is larger than {self.callbacks.max_body:,} bytes") from None
                 except ExchangeBroken as broken:
                     if not broken.nothing_sent or address == self.addresses[-1]:
                         raise _NoAnswer(broken.why) from None
         raise AssertionError("there is an address")
-
-    async def _body(self, reply: OpenReply) -> bytes:
-        if reply.status != 200:
-            raise _NoAnswer(f"it answered with status {reply.status}")
-        try:
-            return await reply.body(self.callbacks.max_body)
-        except TooLarge:
-            raise _NoAnswer(f"its answer is larger than {self.callbacks.max_body:,} bytes") from None
 
 
 class _NoAnswer(Exception):
@@ -202,7 +192,7 @@ def _place(url: httpx2.URL) -> str:
 def _result(answer: bytes, request_id: str) -> Any:
     """Return the result in a `tool_response`. Raises the error in it."""
     try:
-        message = read_value(answer)
+        message = messages.read_value(answer)
     except errors.MalformedMessage as error:
         raise _NoAnswer(error.message) from None
     if type(message) is not dict or message.get("type", "tool_response") != "tool_response":

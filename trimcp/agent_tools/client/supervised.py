@@ -64,23 +64,14 @@ async def keep_open(
             if not passing(error):
                 raise
             failure = error
-        await _pause_before_next(count, failure, since)
-
-
-async def _pause_before_next(count: RestartCount, failure: McpError, since: float | None) -> None:
-    """Wait until the next connection may be opened, or raise the failure of the last one if there were too many.
-
-    `since` is since when there had been one, or None.
-    """
-    now = trio.current_time()
-    count.ended(now, since)
-    asked = failure.retry_after if isinstance(failure, AgentToolsError) else None
-    longer = min(asked, _LONGEST_WAIT) if asked is not None and asked > 0 else 0.0
-    pause = count.next_pause(now, longer)
-    if pause is None:
-        raise failure
-    _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
-    await trio.sleep(pause)
+        now = trio.current_time()
+        count.ended(now, since)
+        asked = (failure.retry_after or 0.0) if isinstance(failure, AgentToolsError) else 0.0
+        pause = count.next_pause(now, min(max(asked, 0.0), _LONGEST_WAIT))
+        if pause is None:
+            raise failure
+        _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
+        await trio.sleep(pause)
 
 
 @asynccontextmanager
