@@ -336,7 +336,7 @@ def _count_fields(payload: bytes, holding: Mapping[int, Any]) -> None:
 
 
 @attrs.frozen(eq=False)
-class _Field:
+class _ProtoField:
     """A field of a class of messages."""
 
     name: str
@@ -347,7 +347,7 @@ class _Field:
 
 
 @cache
-def _fields(descriptor: Any) -> list[_Field]:
+def _fields(descriptor: Any) -> list[_ProtoField]:
     """Return the fields of a class of messages; texts are the last, since they count where both forms are present."""
     found = []
     for field in sorted(descriptor.fields, key=lambda field: field.name.endswith(_TEXT)):
@@ -355,7 +355,7 @@ def _fields(descriptor: Any) -> list[_Field]:
         if field.message_type is not None:
             form = _REPEATED if field.is_repeated else _MESSAGE
         always = field.is_repeated or field.type not in (field.TYPE_STRING, field.TYPE_BYTES)
-        found.append(_Field(field.name, field.name.removesuffix(_TEXT), form, field.has_presence, always))
+        found.append(_ProtoField(field.name, field.name.removesuffix(_TEXT), form, field.has_presence, always))
     return found
 
 
