@@ -72,7 +72,7 @@ class GrpcWire(wire.ExchangeWire):
                 await call.send(message_frame(payload), end=True)
                 # After the last comes the end, with the status.
                 while (event := await call.next_message(decoder)) is not None and last is None:
-                    last = await read(_value(answer, event))
+                    last = await read(_value(answer, event, event=True))
         except CallFailed as failure:
             raise self.error(failure) from failure
         return last
@@ -109,15 +109,19 @@ class GrpcWire(wire.ExchangeWire):
         return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
 
 
-def _value(cls: Any, payload: bytes) -> dict[str, Any]:
-    """Return the JSON message that a message of this class is, or the event in it."""
-    message = wire.valid(lambda: protobuf.decode(cls, payload), "the service's answer cannot be read")
-    if "event" in cls.DESCRIPTOR.oneofs_by_name:
-        name = message.WhichOneof("event")
-        if name is None:
-            raise InvalidReply("the service sent an event of another kind")
-        message = getattr(message, name)
-    return wire.valid(lambda: at_once(protobuf.tagged(message, protobuf.MemberCount())))
+def _value(cls: Any, payload: bytes, *, event: bool = False) -> dict[str, Any]:
+    """Return the JSON message that a message of this class is, or the `event` in it."""
+    try:
+        message = protobuf.decode(cls, payload)
+        if event:
+            name = message.WhichOneof("event")
+            if name is None:
+                raise InvalidReply("the service sent an event of another kind")
+            message = getattr(message, name)
+        members = at_once(protobuf.members_of(message, protobuf.MemberCount()))
+    except errors.MalformedMessage as error:
+        raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
+    return {"type": protobuf.TYPES[message.DESCRIPTOR.name], **members}
 
 
 # A provider's stream

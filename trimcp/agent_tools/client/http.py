@@ -144,7 +144,10 @@ class HttpWire(wire.ExchangeWire):
     def _event(self, event: Event) -> Any:
         if event.oversize is not None:
             raise InvalidReply(f"the service sent an event of more than {self._sizes.max_message} bytes")
-        return wire.valid(lambda: messages.read_value(event.data), "the service sent an event that cannot be read")
+        try:
+            return messages.read_value(event.data)
+        except errors.MalformedMessage as error:
+            raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
 
 
 def _sent(message: messages.AgentMessage, *, stream: bool = False) -> _Sent:

@@ -132,7 +132,9 @@ class ExchangeWire:
                 progressed(progress)
             return None
 
-        return _last(await self.exchange(evolved(request, progress=None), read, stream=progressed is not None))
+        if request.progress is not None:
+            request = evolved(request, progress=None)
+        return _last(await self.exchange(request, read, stream=progressed is not None))
 
     async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
@@ -299,13 +301,8 @@ def failure_in(value: Any) -> Exception:
     return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
 
 
-def valid(read: Callable[[], AnswerT], said: str = "the service's answer is malformed") -> AnswerT:
-    """Return what `read` does of what the service sent. Raises InvalidReply, which begins with `said`."""
-    try:
-        return read()
-    except MalformedMessage as error:
-        raise InvalidReply(f"{said}: {error.message}") from None
-
-
 def _read(cls: type[messages.MessageT], value: dict[str, Any]) -> messages.MessageT:
-    return valid(lambda: messages.read_as(cls, value))
+    try:
+        return messages.read_as(cls, value)
+    except MalformedMessage as error:
+        raise InvalidReply(f"the service's answer is malformed: {error.message}") from None

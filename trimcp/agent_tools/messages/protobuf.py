@@ -441,20 +441,14 @@ def wants_both(message: Any) -> bool:
 # Messages with their types
 
 
-_TYPES: Final = {**{cls.__name__: type for type, cls in MESSAGES.items()}, "ProvideRefused": "error"}
+TYPES: Final = {**{cls.__name__: type for type, cls in MESSAGES.items()}, "ProvideRefused": "error"}
 """The `type` of what each message of protobuf is, by its name."""
 
 
 @cache
 def _choices(cls: Any) -> dict[str, str]:
     """Return the fields of a message that is one of several, by the types of these."""
-    return {_TYPES[field.message_type.name]: field.name for field in cls.DESCRIPTOR.fields}
-
-
-def tagged(message: Any, count: MemberCount) -> Steps[dict[str, Any]]:
-    """Convert as `members_of`, with the `type`."""
-    members = yield from members_of(message, count)
-    return {"type": _TYPES[message.DESCRIPTOR.name], **members}
+    return {TYPES[field.message_type.name]: field.name for field in cls.DESCRIPTOR.fields}
 
 
 def framed_in(cls: Any, members: Mapping[str, Any], *, both: bool) -> Steps[bytes]:
@@ -483,7 +477,9 @@ def tagged_steps(cls: Any, payloads: Sequence[bytes]) -> Steps[list[Any]]:
             name = message.WhichOneof("message")
             if name is None:
                 raise MalformedMessage("an empty message")
-            found.append((yield from tagged(getattr(message, name), count)))
+            inner = getattr(message, name)
+            members = yield from members_of(inner, count)
+            found.append({"type": TYPES[inner.DESCRIPTOR.name], **members})
         except MalformedMessage as error:
             found.append(Malformed(INVALID_REQUEST, error.message, None, "shape"))
         if count.next():
