@@ -197,7 +197,7 @@ async def test_an_update_that_nobody_waits_for_is_no_state_before_the_store_has_
             first, second = actor.apply({"a": 1}), actor.apply({"b": 2}, 1)
             await wait_all_tasks_blocked()
             assert (first.version, second.version) == (1, 2)
-            assert (actor.version, actor.newest_version, actor.snapshot().get("a")) == (0, 2, None)
+            assert (actor.version, actor.to_store().version, actor.snapshot().get("a")) == (0, 2, None)
             with pytest.raises(trio.TooSlowError), trio.fail_after(0):
                 await first.stored()
         assert await second.stored() is second

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import trio
@@ -35,13 +35,6 @@ CleanUp: TypeAlias = Callable[[], Awaitable[object] | object]
 _UPDATES_PER_CHECKPOINT: Final = 64  # a checkpoint takes as long as the update itself
 
 
-class CallOfContext(Protocol):
-    """A call that belongs to a context."""
-
-    def cancel(self, reason: str, /) -> object:
-        """Cancel it. Must not raise or block."""
-
-
 @attrs.define(eq=False, repr=False)
 class ContextActor(StoredState):
     """One context: its life, on top of its state, as one object because there are many that are idle.
@@ -50,20 +43,20 @@ class ContextActor(StoredState):
         owner, id: whose it is, and its name.
         version: the number of updates so far.
         created: when it was made, in seconds since 1970.
-        share: what it counts into.
         answers: what calls that are over were answered; None before the first that may come again.
         ended: why it has ended, or None while it lives.
-        calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
+        calls: the calls under way in it (`AgentCall`), by their `request_id`; changed by `begin_call` and `end_call`.
         fresh: whether nobody has used it since it was made.
+        last_used: when it was used last, on Trio's clock.
     """
 
-    calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
+    calls: dict[str, Any] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
-    _used: float = attrs.field(init=False, factory=trio.current_time)
+    last_used: float = attrs.field(init=False, factory=trio.current_time)
     _used_elsewhere: float = attrs.field(init=False, default=-math.inf)
     _deadline: Deadline = attrs.field(init=False)
-    _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
-    _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
+    _scopes: tuple[trio.CancelScope, ...] = attrs.field(init=False, default=())  # of its tasks
+    _clean_ups: tuple[CleanUp, ...] = attrs.field(init=False, default=())
     _unwound: trio.Event | None = attrs.field(init=False, default=None)
     _over: trio.Event | None = attrs.field(init=False, default=None)
 
@@ -74,22 +67,17 @@ class ContextActor(StoredState):
     @property
     def deadline(self) -> float:
         """When it ends unless it is used, on Trio's clock."""
-        return min(self._used + self._shared.limits.idle, self._ends)
-
-    @property
-    def last_used(self) -> float:
-        """When it was used last, on Trio's clock."""
-        return self._used
+        return min(self.last_used + self._shared.limits.idle, self._ends)
 
     @property
     def watchers(self) -> int:
         """How many channels watch it."""
-        return len(self._watches or ())
+        return len(self._watches)
 
     @property
     def tasks(self) -> int:
         """How many tasks were started for it and run."""
-        return len(self._scopes or ())
+        return len(self._scopes)
 
     @property
     def idle(self) -> bool:
@@ -99,12 +87,9 @@ class ContextActor(StoredState):
     def used(self) -> None:
         """Push the idle deadline on."""
         if self.fresh:
-            self._begin_use()
-        self._used = trio.current_time()
-
-    def _begin_use(self) -> None:
-        self.fresh = False
-        self._shared.shares.use(self)
+            self.fresh = False
+            self._shared.shares.use(self)
+        self.last_used = trio.current_time()
 
     # Changing
 
@@ -136,21 +121,21 @@ class ContextActor(StoredState):
 
     # Calls
 
-    def begin_call(self, request_id: str, call: CallOfContext) -> None:
-        """Add a call, which is cancelled when the context ends. Raises RequestUnderWay, ContextGone."""
+    def begin_call(self, request_id: str, call: Any) -> None:
+        """Add a call, to be cancelled with the reason if the context ends. Raises RequestUnderWay, ContextGone."""
         self.check()
         if request_id in self.calls:
             raise errors.RequestUnderWay("a request with this request_id is under way in the context")
         self.calls[request_id] = call  # while it is under way, the context is in use
         if self.fresh:
-            self._begin_use()
+            self.used()
 
     def end_call(self, request_id: str) -> None:
         """Remove a call that is over; no effect if it is not there."""
         self.calls.pop(request_id, None)
         if not self.calls:
             self.calls.clear()  # which gives back the table that is left after the last
-        self._used = trio.current_time()
+        self.last_used = trio.current_time()
         self._look_unwound()
 
     # Watching
@@ -171,24 +156,16 @@ class ContextActor(StoredState):
     def attach(self, watch: WatchChannel[ContextEvent]) -> None:
         """Have a channel watch it from now on. Raises as `watch`."""
         self.check()
-        watches = self._watches
-        if watches is None:
-            watches = self._watches = []
-        if len(watches) >= self._shared.limits.max_watchers:
-            raise errors.TooMuch(f"the context has {len(watches)} watchers")
-        watches.append(watch)
-        if self.fresh:
-            self._begin_use()
+        if self.watchers >= self._shared.limits.max_watchers:
+            raise errors.TooMuch(f"the context has {self.watchers} watchers")
+        self._watches += (watch,)
+        self.used()
 
     def detach(self, watch: WatchChannel[ContextEvent]) -> None:
         """Have a channel watch it no longer; no effect if it does not."""
-        watches = self._watches
-        if watches is None or watch not in watches:
-            return
-        watches.remove(watch)
-        if not watches:
-            self._watches = None
-        self._shared.replaced += watch.replaced
+        if watch in self._watches:
+            self._watches = tuple(each for each in self._watches if each is not watch)
+            self._shared.replaced += watch.replaced
 
     # Work
 
@@ -199,9 +176,7 @@ class ContextActor(StoredState):
         """
         self.check()
         scope = trio.CancelScope()
-        if self._scopes is None:
-            self._scopes = set()
-        self._scopes.add(scope)
+        self._scopes += (scope,)
         nursery = self._shared.nursery
         assert nursery is not None
         nursery.start_soon(self._work, scope, function, args, name=function)
@@ -213,10 +188,7 @@ class ContextActor(StoredState):
             with scope:
                 await guarded(function, args)
         finally:
-            assert self._scopes is not None
-            self._scopes.discard(scope)
-            if not self._scopes:
-                self._scopes = None
+            self._scopes = tuple(each for each in self._scopes if each is not scope)
             self._look_unwound()
 
     def on_destroy(self, function: CleanUp) -> None:
@@ -228,9 +200,7 @@ class ContextActor(StoredState):
         Raises ContextGone if the context has ended.
         """
         self.check()
-        if self._clean_ups is None:
-            self._clean_ups = []
-        self._clean_ups.append(function)
+        self._clean_ups += (function,)
 
     # Ending
 
@@ -255,27 +225,24 @@ class ContextActor(StoredState):
 
     def forget(self) -> None:
         """Count no memory for it any more: it is gone."""
-        self.hold(-self._held)
+        self.holding.add(-self._held)
         assert self._over is not None
         self._over.set()
 
     def _time_passed(self) -> None:
-        now = trio.current_time()
+        now, shared = trio.current_time(), self._shared
         if self.calls:
-            self._used = now
+            self.last_used = now
+        # Another process that uses it, or may do so, tells of that at least once in the idle time.
+        times = 1 if shared.store.alone else 2
         if self.deadline > now:
             self._deadline.set(self.deadline - now)
-            if self._shared.durable:
-                self._shared.save(self)  # the store learns that it is in use
-        elif self._ends > now and self._may_be_used_elsewhere(now):
-            self._deadline.set(min(self._shared.limits.idle / 2, self._ends - now))
+            if shared.durable:
+                shared.save(self)  # the store learns that it is in use
+        elif self._ends > now and max(self.last_used, self._used_elsewhere) + times * shared.limits.idle > now:
+            self._deadline.set(min(shared.limits.idle / 2, self._ends - now))
         else:
-            self._shared.end(self, "its lifetime is over" if self._ends <= now else "it was not used for too long")
-
-    def _may_be_used_elsewhere(self, now: float) -> bool:
-        """Whether another process has used it, or may have: it tells of that at least once in the idle time."""
-        times = 1 if self._shared.store.alone else 2
-        return max(self._used, self._used_elsewhere) + times * self._shared.limits.idle > now
+            shared.end(self, "its lifetime is over" if self._ends <= now else "it was not used for too long")
 
     def stop(self, reason: str, last: ContextEvent | None) -> None:
         """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's.
@@ -289,9 +256,9 @@ class ContextActor(StoredState):
             self._fail_unsaved(self._gone)
         for call in list(self.calls.values()):
             call.cancel(reason)
-        for scope in self._scopes or ():
+        for scope in self._scopes:
             scope.cancel(reason=reason)
-        for watch in list(self._watches or ()):
+        for watch in self._watches:
             watch.finish(last)
 
     def _look_unwound(self) -> None:
@@ -305,12 +272,12 @@ class ContextActor(StoredState):
         # A context ends in order also where what it belongs to is cancelled; each wait is bounded.
         with trio.move_on_after(seconds, shield=True):
             await self._unwound.wait()
-        for function in reversed(self._clean_ups or ()):
+        for function in reversed(self._clean_ups):
             with trio.move_on_after(seconds, shield=True) as scope:
                 await guarded(_call, (function,))
             if scope.cancelled_caught:
                 log.warning("the clean-up %r of a context took more than %s s", named(function), seconds)
-        self._clean_ups = None
+        self._clean_ups = ()
 
 
 async def _call(function: CleanUp) -> None:

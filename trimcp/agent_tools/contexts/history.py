@@ -19,8 +19,6 @@ LONGEST_ENTRY: Final = 2 * 1024
 
 _dumps: Final[Callable[[Any], bytes]] = orjson.dumps
 
-_STEP: Final = 4 * 1024  # bytes by which the memory for answers is counted
-
 _OBJECT: Final = 40  # bytes of memory that an entry takes beside its text
 
 
@@ -72,40 +70,21 @@ def history_entry(entry: Mapping[str, Any], arguments: HistoryArguments) -> byte
 class GivenAnswers:
     """The latest answers."""
 
-    __slots__ = ("_held", "by_id", "counted")
+    __slots__ = ("by_id", "held")
 
     def __init__(self) -> None:
         # what was asked, in a form that compares, and the answer, by `request_id`, the oldest first
         self.by_id: dict[str, tuple[bytes, CallAnswer]] = {}
-        self.counted: int = 0  # bytes of memory, in steps
-        self._held: int = 0
+        self.held: int = 0  # bytes of memory
 
-    def add(self, request_id: str, asked: bytes, answer: CallAnswer, most: int) -> int:
-        """Keep an answer, and forget the oldest beyond `most` bytes; one that is larger is not kept.
-
-        Return by how many bytes the memory that is counted grows.
-        """
-        held, counted = self._held + len(asked) + answer.size, self.counted
-        if held > counted:
-            held = self._make_room(held - self._held, most)
-            if not held:
-                return 0
-        self.by_id[request_id] = asked, answer
-        self._held = held
-        return self.counted - counted
-
-    def _make_room(self, size: int, most: int) -> int:
-        """Return how much is held with one of this size, after counting more, or forgetting half; 0 if too much.
-
-        Both are done now and then, and not with each call.
-        """
-        by_id = self.by_id
+    def add(self, request_id: str, asked: bytes, answer: CallAnswer, most: int) -> None:
+        """Keep an answer, and forget the oldest beyond `most` bytes; one that is larger is not kept."""
+        by_id, size = self.by_id, len(asked) + answer.size
         if size > most:
-            return 0
-        while self._held + size > most:
+            return
+        while self.held + size > most:  # half of them, so that it is done now and then, and not with each call
             for id in list(islice(by_id, (len(by_id) + 1) // 2)):
-                asked, answer = by_id.pop(id)
-                self._held -= len(asked) + answer.size
-        held = self._held + size
-        self.counted = max(self.counted, min(most, held + _STEP))
-        return held
+                old, forgotten = by_id.pop(id)
+                self.held -= len(old) + forgotten.size
+        by_id[request_id] = asked, answer
+        self.held += size

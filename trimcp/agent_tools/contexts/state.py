@@ -8,46 +8,24 @@ the store has it (`saving`).
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, cast
 
 import attrs
 import trio
 
-from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, ToolHistory, history_entry
-from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, StateSize, patched
+from trimcp.agent_tools.contexts.merging import StateBounds, StateSize, patched
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.watching import WatchChannel
-from trimcp.budget import MemoryAccount, owner_of
+from trimcp.budget import MemoryAccount
 from trimcp.session.agent_context import ContextEvent
-from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.support.bounds import checked
 from trimcp.support.deadlines import Deadlines
 from trimcp.support.shares import Shares
 from trimcp.support.slotted import valued
-
-ShareKey: TypeAlias = tuple[str, str]
-"""The owner as the budget names it, and the agent."""
-
-
-@attrs.define(eq=False, repr=False)
-class ContextShare:
-    """The contexts of one principal and agent, or without a principal of one address, that live or are ending."""
-
-    key: ShareKey  # whose it is
-    holding: MemoryAccount  # counts their memory
-    live: int = 0
-    ending: int = 0
-
-
-def share_of(owner: Owner, address: str | None) -> ShareKey:
-    """Return whose share a context counts into: it is in the budget with all else of that principal or address."""
-    principal, agent = owner
-    return owner_of(principal or None, address), agent
-
 
 SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
 """Members of a context's state that no agent can write."""
@@ -111,27 +89,14 @@ OF_MEMBER: Final = 100
 """Bytes of memory that a member of a state takes beside its text."""
 
 _COPIES: Final = 2  # of a state's objects beside it, while updates wait for the store: as it is written, and the newest
+_STEP: Final = 4 * 1024  # bytes by which the memory for answers is counted, so that most calls change nothing
+OF_CONTEXT: Final = 2_048  # bytes of memory that an idle context takes beside its state and history
 _OF_UNSAVED: Final = 8 * 1024  # bytes that an update which waits takes beside its patch, with the request and its task
 
 
 def memory_of(size: StateSize) -> int:
     """Return about how many bytes of memory a state of this size takes."""
     return size.size + OF_MEMBER * size.members
-
-
-def first_state(
-    state: Mapping[str, Any] | None, session: str | None, permissions: Sequence[str], bounds: StateBounds
-) -> tuple[dict[str, Any], StateSize]:
-    """Return the state of a new context, and its size. Raises as `StoredState.apply`."""
-    if state:
-        refuse_server_members(state)
-    patch: dict[str, Any] = dict(state or {})
-    if permissions:
-        patch["permissions"] = list(permissions)
-    if session is not None:
-        patch["session_id"] = session
-    first, size, _ = patched({}, EMPTY_OBJECT, patch, bounds)
-    return first, size
 
 
 @attrs.define(eq=False, repr=False)
@@ -155,7 +120,7 @@ class Applied:
     memory: int = 0
     wanted: int | None = None
     creates: bool = False
-    _tried: trio.Event | None = attrs.field(init=False, default=None)  # None without a store to wait for
+    _tried: trio.Event | None = None  # without a store to wait for
     _error: errors.AgentToolsError | None = attrs.field(init=False, default=None)
 
     async def stored(self) -> Applied:
@@ -165,10 +130,6 @@ class Applied:
         if self._error is not None:
             raise self._error
         return self
-
-    def wait_for_store(self) -> None:
-        """Have `stored` wait until this is finished."""
-        self._tried = trio.Event()
 
     def finish(self, error: errors.AgentToolsError | None = None) -> None:
         """Note that the store has it, or why it does not."""
@@ -182,12 +143,12 @@ class ContextsShared:
     """What all contexts of one run share."""
 
     limits: ContextLimits
-    bounds: StateBounds  # of a state
     store: ContextStore
     save: Callable[[StoredState], object]  # has the store write one soon
     end: Callable[[Any, str], object]  # ends one for a reason; the table does
     # how many each principal or address has, and which of them gives way to a newcomer's
     shares: Shares[Any] = attrs.field(init=False)
+    bounds: StateBounds = attrs.field(init=False)  # of a state
     deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # watches their times
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)  # runs their tasks, while the table runs
     durable: bool = attrs.field(init=False)  # whether the store keeps them, so that an update has to wait for it
@@ -195,28 +156,34 @@ class ContextsShared:
     replaced: int = attrs.field(init=False, default=0)  # updates that slow watchers got as part of a whole state
 
     def __attrs_post_init__(self) -> None:
-        self.shares = Shares(owner_of=lambda actor: actor.share.key[0])
-        self.durable = self.store.durable
+        self.shares = Shares(owner_of=lambda actor: actor.holding.owner.name)
+        limits, self.durable = self.limits, self.store.durable
+        self.bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
+
+
+class StateVersion(NamedTuple):
+    """The state after so many updates."""
+
+    number: int
+    state: dict[str, Any]
+    size: StateSize
 
 
 @attrs.define(eq=False, repr=False)
 class StoredState:
-    """The state of one context, which a store may keep. `ContextActor` is the context with its life.
-
-    Attributes:
-        owner, id: whose it is, and its name.
-    """
+    """The state of one context, which a store may keep. `ContextActor` is the context with its life."""
 
     owner: Owner
     id: str
     _shared: ContextsShared
-    share: ContextShare  # what it counts into
+    holding: MemoryAccount  # counts its memory, with the owner's others
+    version: int  # the number of updates so far
     _state: dict[str, Any]
     _size: StateSize
     _ends: float  # when its lifetime is over, on Trio's clock
     created: float  # when it was made, in seconds since 1970
-    version: int  # the number of updates so far
-    _history: ToolHistory | None
+    _history: ToolHistory
+    _newest: StateVersion | None = attrs.field(init=False, default=None)  # with what the store does not have yet
     # what calls that are over were answered; None before the first that may come again
     answers: GivenAnswers | None = attrs.field(init=False, default=None)
     ended: str | None = attrs.field(init=False, default=None)  # why it has ended, or None while it lives
@@ -224,16 +191,21 @@ class StoredState:
     stamp: int = attrs.field(init=False, default=0)  # of what it is in a shared store, as far as that is known here
     recorded: int = attrs.field(init=False, default=0)  # calls in the history that the store does not have yet
     _held: int = attrs.field(init=False, default=0)
-    _unsaved: deque[Applied] | None = attrs.field(init=False, default=None)
-    _newest: dict[str, Any] | None = attrs.field(init=False, default=None)  # the state with all of these
+    # The oldest first. These are tuples: of the many contexts that are idle none has a list of nothing.
+    _unsaved: tuple[Applied, ...] = attrs.field(init=False, default=())
     _waiting: int = attrs.field(init=False, default=0)  # bytes of memory counted for them
-    _watches: list[WatchChannel[ContextEvent]] | None = attrs.field(init=False, default=None)
+    _watches: tuple[WatchChannel[ContextEvent], ...] = attrs.field(init=False, default=())
 
     # Reading
 
     @property
     def key(self) -> ContextKey:
         return self.owner, self.id
+
+    @property
+    def _latest(self) -> StateVersion:
+        """The state with what the store does not have yet."""
+        return self._newest or StateVersion(self.version, self._state, self._size)
 
     @property
     def session(self) -> str:
@@ -249,11 +221,10 @@ class StoredState:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state: a new object, whose values are shared. Do not change them."""
-        history = self._history
         return {
             "session_id": self.id,
             "permissions": [],
-            "tool_history": [] if history is None else history.read(),
+            "tool_history": self._history.read(),
             "intermediate_results": {},
             **self._state,
         }
@@ -290,48 +261,36 @@ class StoredState:
         if not of_server:
             refuse_server_members(updates)
         self.check()
-        newest, before, shared = self.newest_version, self._newest_size, self._shared
-        if version is not None and version != newest:
-            raise errors.VersionConflict(f"the context has version {newest}", {"version": newest})
-        if shared.durable and self._unsaved is not None and len(self._unsaved) >= shared.limits.max_unsaved:
+        newest, shared = self._latest, self._shared
+        if version is not None and version != newest.number:
+            raise errors.VersionConflict(f"the context has version {newest.number}", {"version": newest.number})
+        if len(self._unsaved) >= shared.limits.max_unsaved:
             raise errors.TooMuch(f"{len(self._unsaved):,} updates of the context wait for the store", retry_after=1)
-        state = self._state if self._newest is None else self._newest
-        value, size, patch = patched(state, before, updates, shared.bounds)
-        applied = Applied(updates, newest + 1, size, patch, wanted=version)
-        growth = size.size - before.size + OF_MEMBER * (size.members - before.members)
+        state, size, patch = patched(newest.state, newest.size, updates, shared.bounds)
+        become = StateVersion(newest.number + 1, state, size)
+        growth = memory_of(size) - memory_of(newest.size)
         if not shared.durable:
-            self._hold_more(growth)
-            self._state = value
-            self._become(applied)
+            self._check_fits(growth)
+            self.version, self._state, self._size = become
+            self.weigh()
+            applied = Applied(updates, become.number, size, patch)
+            self._tell(applied)
             return applied
-        applied.memory = _OF_UNSAVED + memory_of(patch)
-        copied = _COPIES * OF_MEMBER * (size.members - (0 if self._newest is None else before.members))
-        self._hold_more(growth + applied.memory + copied)
-        self._waiting += applied.memory + copied
-        self._newest = value
-        self._store(applied)
-        return applied
+        memory = _OF_UNSAVED + memory_of(patch)
+        copied = _COPIES * OF_MEMBER * (size.members - (0 if self._newest is None else newest.size.members))
+        self._check_fits(growth + memory + copied)
+        self._newest = become
+        self._waiting += memory + copied
+        return self._store(Applied(updates, become.number, size, patch, memory, version, tried=trio.Event()))
 
-    @property
-    def newest_version(self) -> int:
-        """The version with the updates that the store does not have yet."""
-        return self._unsaved[-1].version if self._unsaved else self.version
-
-    @property
-    def _newest_size(self) -> StateSize:
-        return self._unsaved[-1].size if self._unsaved else self._size
-
-    def _hold_more(self, growth: int) -> None:
-        """Count so many more bytes of memory, if there are."""
-        if growth > 0 and not self.share.holding.fits(growth):
-            self.share.holding.refuse("context")
+    def _check_fits(self, growth: int) -> None:
+        """Raise TooMuch if there is no memory for so many more bytes."""
+        if growth > 0 and not self.holding.fits(growth):
+            self.holding.refuse("context")
             raise errors.TooMuch("the server has no memory for a larger state", retry_after=self._shared.limits.idle)
-        self.hold(growth)
 
-    def _become(self, applied: Applied) -> None:
+    def _tell(self, applied: Applied) -> None:
         """Count an update whose result is the state from now on, and tell the watchers."""
-        self._size = applied.size
-        self.version = applied.version
         self._shared.updates += 1
         if self._watches:
             event = ContextEvent("update", self.id, applied.version, applied.updates)
@@ -347,62 +306,57 @@ class StoredState:
         limits = self._shared.limits
         if self.ended is not None:
             return
-        grown = 0
         if asked is not None and answer is not None:
             if self.answers is None:
                 self.answers = GivenAnswers()
-            grown = self.answers.add(entry["request_id"], asked, answer, limits.answers)
+            self.answers.add(entry["request_id"], asked, answer, limits.answers)
         if limits.history:
-            history = self._history
-            if history is None:
-                history = self._history = ToolHistory()
-            before = history.held
-            history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
-            grown += history.held - before
+            self._history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
             if self._shared.durable:
                 self.recorded += 1
                 self._shared.save(self)
-        self.hold(grown)
+        self.weigh()
 
-    def hold(self, change: int) -> None:
-        """Count so many more bytes of memory for it."""
-        if change:
-            self._held += change
-            self.share.holding.add(change)
+    def weigh(self) -> None:
+        """Count the memory that it takes now."""
+        size, members = self._size if self._newest is None else self._newest.size
+        held = OF_CONTEXT + size + OF_MEMBER * members + self._waiting + self._history.held
+        if self.answers is not None:
+            held += (self.answers.held | _STEP - 1) + 1
+        if held != self._held:
+            self.holding.add(held - self._held)
+            self._held = held
 
     # For the store
 
     async def save(self) -> None:
         """Wait until the store has this new context. Raises NameTaken, or AgentToolsError if the store failed."""
         self._waiting += _OF_UNSAVED
-        self.hold(_OF_UNSAVED)
-        now = Applied({}, self.newest_version, self._newest_size, StateSize(), _OF_UNSAVED, creates=True)
-        self._store(now)
-        await now.stored()
+        newest, tried = self._latest, trio.Event()
+        first = Applied({}, newest.number, newest.size, StateSize(), _OF_UNSAVED, creates=True, tried=tried)
+        await self._store(first).stored()
 
-    def _store(self, applied: Applied) -> None:
-        applied.wait_for_store()
-        if self._unsaved is None:
-            self._unsaved = deque()
-        self._unsaved.append(applied)
+    def _store(self, applied: Applied) -> Applied:
+        self._unsaved += (applied,)
+        self.weigh()
         self._shared.save(self)
+        return applied
 
     @property
     def text_size(self) -> int:
         """About how many bytes it takes as text."""
-        return self._newest_size.size + (0 if self._history is None else self._history.held)
+        return self._latest.size.size + self._history.held
 
     def to_store(self) -> KeptContext:
         """Return its newest state, for the store."""
-        state = self._state if self._newest is None else self._newest
-        now, trio_now = time.time(), trio.current_time()
-        ends = now + self._ends - trio_now
+        now, newest = time.time(), self._latest
+        ends = now + self._ends - trio.current_time()
         # It is saved again before half of that is over: its deadline comes after `idle` seconds at the latest, with
         # other processes after twice as many.
         until = min(ends, now + (2 if self._shared.store.alone else 3) * self._shared.limits.idle)
-        history = () if self._history is None else tuple(self._history.entries)
-        version, created = self.newest_version, self.created
-        return KeptContext(self.owner, self.id, version, state, history, created, ends, until, self.stamp)
+        history = tuple(self._history.entries)
+        of = self.owner, self.id, newest.number, newest.state, history, self.created, ends, until, self.stamp
+        return KeptContext(*of)
 
     def note_stored(self, one: KeptContext, stamp: int, recorded: int) -> None:
         """Make the updates up to this version the state: the store has them, with this stamp. Never raises.
@@ -411,21 +365,18 @@ class StoredState:
         """
         self.stamp = stamp
         self.recorded -= recorded
-        unsaved = self._unsaved
-        if not unsaved:
-            return
-        if one.version > self.version:
-            state: Any = one.state  # as `to_store` returned it
-            self._state = state
-        while unsaved and unsaved[0].version <= one.version:
-            update = unsaved.popleft()
+        state = cast("dict[str, Any]", one.state)  # as `to_store` returned it
+        stored = [update for update in self._unsaved if update.version <= one.version]
+        self._unsaved = self._unsaved[len(stored) :]
+        for update in stored:
             if update.version > self.version:
-                self._become(update)
+                self.version, self._state, self._size = update.version, state, update.size
+                self._tell(update)
             self._waiting -= update.memory
-            self.hold(-update.memory)
             update.finish()
-        if not unsaved:
-            self._none_waits()
+        if not self._unsaved:
+            self._newest, self._waiting = None, 0
+        self.weigh()
 
     def note_failed(self, unsure: bool = False) -> bool:
         """Forget the updates that the store does not have: it failed. Return whether to write the context again.
@@ -446,19 +397,16 @@ class StoredState:
 
         An update that named a version is refused if it would change another one now.
         """
-        unsaved, newest, limits, before = self._unsaved, self._newest_size, self._shared.limits, self._history
-        self._none_waits()
-        self.hold(memory_of(size) - memory_of(newest))
-        self._state, self._size, self.version, self.stamp = dict(kept.state), size, kept.version, kept.stamp
+        unsaved, limits, before = self._unsaved, self._shared.limits, self._history
+        self.version, self._state, self._size, self.stamp = kept.version, dict(kept.state), size, kept.stamp
         self.created, self._ends = kept.created, trio.current_time() + kept.ends - time.time()
         self._history = history = ToolHistory(kept.history)
-        if before is not None:
-            for entry in before.entries[len(before.entries) - self.recorded :]:
-                history.add(entry, limits.history, limits.max_history)
-        self.hold(history.held - (0 if before is None else before.held))
-        for watch in self._watches or ():
+        for entry in before.entries[len(before.entries) - self.recorded :]:
+            history.add(entry, limits.history, limits.max_history)
+        self._none_waits()
+        for watch in self._watches:
             watch.start_over()
-        for update in unsaved or ():
+        for update in unsaved:
             self._apply_again(update)
         if self.recorded and not self._unsaved:
             self._shared.save(self)
@@ -472,17 +420,14 @@ class StoredState:
             update.finish(error)
         else:
             update.version, update.size, update.memory = again.version, again.size, again.memory
-            assert self._unsaved is not None
-            self._unsaved[-1] = update
+            self._unsaved = (*self._unsaved[:-1], update)
 
     def _none_waits(self) -> None:
-        self._unsaved = self._newest = None
-        self.hold(-self._waiting)
-        self._waiting = 0
+        self._unsaved, self._newest, self._waiting = (), None, 0
+        self.weigh()
 
     def _fail_unsaved(self, error: Callable[[], errors.AgentToolsError]) -> None:
-        newest, unsaved = self._newest_size, self._unsaved
+        unsaved = self._unsaved
         self._none_waits()
-        self.hold(memory_of(self._size) - memory_of(newest))
-        for one in unsaved or ():
+        for one in unsaved:
             one.finish(error())

@@ -1,7 +1,6 @@
 """All contexts of one run, by owner and id: making and finding them, their bounds together, and their end.
 
-`LiveContexts` has those in memory: how many each owner may have, and which gives way to a newcomer's. Ids are valid, or
-given out by the service, or those of contexts that have ended (`EndedIds`).
+`LiveContexts` has those in memory: how many each owner may have, and which gives way to a newcomer's.
 """
 
 from __future__ import annotations
@@ -16,26 +15,22 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.history import ToolHistory
-from trimcp.agent_tools.contexts.merging import StateBounds, StateSize
-from trimcp.agent_tools.contexts.saving import StoreWriter, UnloadedContexts
-from trimcp.agent_tools.contexts.sharing import SharedContexts, size_of_stored
+from trimcp.agent_tools.contexts.merging import ANY_SIZE, EMPTY_OBJECT, StateSize, patched, size_of
+from trimcp.agent_tools.contexts.saving import SharedContexts, StoreWriter, UnloadedContexts
 from trimcp.agent_tools.contexts.state import (
+    OF_CONTEXT,
     ContextLimits,
-    ContextShare,
     ContextsShared,
-    ShareKey,
-    first_state,
     memory_of,
-    share_of,
+    refuse_server_members,
 )
 from trimcp.agent_tools.messages import errors
-from trimcp.budget import Budget
+from trimcp.budget import Budget, MemoryAccount, owner_of
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
-from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import valued
 
@@ -69,57 +64,24 @@ def checked_id(id: str, *, new: bool = False) -> str:
     return id
 
 
-class EndedIds:
-    """The ids of contexts that have ended, and why, for the time and up to the number that the limits say."""
-
-    def __init__(self, limits: ContextLimits) -> None:
-        self._limits = limits
-        self._found: dict[ContextKey, tuple[str, float]] = {}  # why, and for how long; the oldest first
-
-    def __len__(self) -> int:
-        self._forget_old()
-        return len(self._found)
-
-    def add(self, key: ContextKey, reason: str) -> None:
-        """Remember an id, in place of the oldest if there are too many."""
-        self.forget(key)
-        if self._limits.gone:
-            self._found[key] = reason, trio.current_time() + self._limits.gone
-        self._forget_old()
-
-    def forget(self, key: ContextKey) -> None:
-        """Forget an id; no effect if it is not known."""
-        self._found.pop(key, None)
-
-    def why(self, key: ContextKey) -> str | None:
-        """Return why a context has ended, or None if its id is not known."""
-        self._forget_old()
-        found = self._found.get(key)
-        return None if found is None else found[0]
-
-    def _forget_old(self) -> None:
-        found, now = self._found, trio.current_time()
-        while found and (len(found) > self._limits.max_gone or next(iter(found.values()))[1] <= now):
-            del found[next(iter(found))]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._found.clear()
+def account_of(owner: Owner, address: str | None) -> str:
+    """Return whose share a context counts into, as the budget names it: its principal's, else the address's."""
+    return owner_of(owner[0] or None, address)
 
 
-_EACH: Final = 2_048  # bytes of memory that an idle context takes beside its state and history
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
 
-class LiveContexts:
-    """All contexts of one run that are in memory and have not ended; and the shares of those that are ending."""
+@attrs.define(eq=False, repr=False)
+class LiveContexts(ContextsShared):
+    """All contexts of one run that are in memory and have not ended; and the memory of those that are ending, too."""
 
-    def __init__(self, shared: ContextsShared, budget: Budget) -> None:
-        self._shared = shared
-        self._budget = budget
-        self.by_owner: dict[Owner, dict[str, ContextActor]] = {}  # the contexts of each owner, by id
-        self._by_share: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
-        self._count = 0
+    _budget: Budget = attrs.field(kw_only=True)
+    by_owner: dict[Owner, dict[str, ContextActor]] = attrs.field(init=False, factory=dict)  # those of each, by id
+    _holdings: dict[tuple[str, str], MemoryAccount] = attrs.field(init=False, factory=dict)  # by account and agent
+    # why others have ended, and until when that is said, the oldest first; see `ended_ids`
+    ended: dict[ContextKey, tuple[str, float]] = attrs.field(init=False, factory=dict)
+    _count: int = attrs.field(init=False, default=0)
 
     def __iter__(self) -> Iterator[ContextActor]:
         return iter([actor for contexts in self.by_owner.values() for actor in contexts.values()])
@@ -133,77 +95,77 @@ class LiveContexts:
         """Return how many an owner has."""
         return len(self.by_owner.get(owner, ()))
 
-    def make_room(self, owner: Owner, key: ShareKey, stored: Mapping[Owner, int]) -> ContextActor | None:
+    def make_room(self, owner: Owner, account: str, stored: Mapping[Owner, int]) -> ContextActor | None:
         """Return the context that has to end for a newcomer's, or None if there is room.
 
         `stored` says how many each owner has that are not in memory. Raises TooMuch if the owner has too many, or all
         have and none gives way.
         """
-        limits, share = self._shared.limits, self._by_share.get(key)
-        # Of what a store kept of callers without a principal nobody knows the addresses.
-        own = (0 if share is None else share.live) + (stored.get(owner, 0) if owner[0] else 0)
-        if own >= limits.max_per_owner:
-            raise errors.TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
-        if self._count + sum(stored.values()) < limits.max_contexts:
+        most = self.limits.max_per_owner
+        # Callers without a principal have a share by address. Of what a store kept of them nobody knows the addresses.
+        own = self.count_of(owner) + stored.get(owner, 0) if owner[0] else self.shares.held(account)
+        if own >= most:
+            raise errors.TooMuch(f"you may have {most:,} contexts", retry_after=_LATER)
+        if self._count + sum(stored.values()) < self.limits.max_contexts:
             return None
-        found: ContextActor | None = self._shared.shares.make_room(key[0], "context")
+        found: ContextActor | None = self.shares.make_room(account, "context")
         if found is None:
-            security_event("flood_refused", what="context", owner=key[0], why="contexts")
+            security_event("flood_refused", what="context", owner=account, why="contexts")
             raise errors.TooMuch("there are too many contexts", retry_after=_LATER)
         return found
 
-    def add(self, kept: KeptContext, size: StateSize, key: ShareKey, ends: float) -> ContextActor:
+    def add(self, kept: KeptContext, size: StateSize, account: str, ends: float) -> ContextActor:
         """Add a context, which ends then on Trio's clock. Raises TooMuch if there is no memory for it."""
-        history = ToolHistory(kept.history) if kept.history else None
-        memory = _EACH + memory_of(size) + (0 if history is None else history.held)
-        share = self._share(key, memory)
+        history = ToolHistory(kept.history)
+        memory, key = OF_CONTEXT + memory_of(size) + history.held, (account, kept.owner[1])
+        holding = self._holdings.get(key) or self._budget.holding(account)
+        if not holding.fits(memory):
+            holding.refuse("context")
+            if key not in self._holdings:
+                holding.close()
+            raise errors.TooMuch("the server has no memory for another context", retry_after=_LATER)
+        self._holdings[key] = holding
         contexts = self.by_owner.setdefault(kept.owner, {})
         owner = next((other.owner for other in contexts.values()), kept.owner)  # one object for all of them
-        of = (owner, kept.id, self._shared, share, dict(kept.state), size, ends, kept.created, kept.version, history)
-        actor = ContextActor(*of)
+        now = kept.version, dict(kept.state), size
+        actor = ContextActor(owner, kept.id, self, holding, *now, ends, kept.created, history)
         actor.stamp = kept.stamp
-        actor.hold(memory)
+        actor.weigh()
         contexts[kept.id] = actor
-        share.live += 1
-        self._shared.shares.add(actor)
+        self.shares.add(actor)
         self._count += 1
         return actor
 
-    def _share(self, key: ShareKey, memory: int) -> ContextShare:
-        share = self._by_share.get(key)
-        holding = self._budget.holding(key[0]) if share is None else share.holding
-        if not holding.fits(memory):
-            holding.refuse("context")
-            if share is None:
-                holding.close()
-            raise errors.TooMuch("the server has no memory for another context", retry_after=_LATER)
-        if share is None:
-            share = self._by_share[key] = ContextShare(key, holding)
-        return share
-
-    def end(self, actor: ContextActor) -> None:
-        """Remove a context that is ending: it counts into its share until `forget`."""
+    def remove(self, actor: ContextActor, reason: str | None) -> None:
+        """Remove a context that is ending, with the reason that is given for that: its memory counts until `forget`."""
+        if reason is not None and self.limits.gone:
+            self.ended_ids()[actor.key] = reason, trio.current_time() + self.limits.gone
         contexts = self.by_owner[actor.owner]
         del contexts[actor.id]
         if not contexts:
             del self.by_owner[actor.owner]
         self._count -= 1
-        actor.share.live -= 1
-        actor.share.ending += 1
-        self._shared.shares.remove(actor)
+        self.shares.remove(actor)
+
+    def ended_ids(self) -> dict[ContextKey, tuple[str, float]]:
+        """Return why contexts have ended, for the time and up to the number that the limits say."""
+        ended, now = self.ended, trio.current_time()
+        while ended and (len(ended) > self.limits.max_gone or next(iter(ended.values()))[1] <= now):
+            del ended[next(iter(ended))]
+        return ended
 
     def forget(self, actor: ContextActor) -> None:
         """Count an ending context no more: it is gone."""
-        share = actor.share
-        share.ending -= 1
-        if not share.live and not share.ending:
-            del self._by_share[share.key]
-            share.holding.close()
+        actor.forget()
+        holding = actor.holding
+        if not holding.held:
+            del self._holdings[holding.owner.name, actor.owner[1]]
+            holding.close()
 
     @property
     def bytes(self) -> int:
         """Memory counted for all."""
-        return sum(share.holding.held for share in self._by_share.values())
+        return sum(holding.held for holding in self._holdings.values())
 
 
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
@@ -258,17 +220,12 @@ class ContextTable:
         self.limits: ContextLimits = limits
         self.durable: bool = store.durable
         self._store = store
-        self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._writer = StoreWriter(store, lambda context: self._elsewhere.renew(context))
-        self._shared = ContextsShared(limits, self._bounds, store, self._writer.save, self._end)
-        self._live = LiveContexts(self._shared, budget)
+        self._live = LiveContexts(limits, store, self._writer.save, self._end, budget=budget)
         self._unloaded = UnloadedContexts(store)
         end = partial(self._end, delete=False)
-        self._elsewhere = SharedContexts(
-            store, self._unloaded, self._bounds, self._writer.turn, self._live, end, self._live.find
-        )
+        self._elsewhere = SharedContexts(store, self._unloaded, self._writer.turn, self._live, end, self._live.find)
         self._ending: dict[ContextKey, ContextActor] = {}
-        self._ended = EndedIds(limits)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ContextTable]:
@@ -277,16 +234,16 @@ class ContextTable:
         Raises:
             OSError: the store cannot be opened.
         """
-        shared = self._shared
+        live = self._live
         async with self._store.opened():
             if self.durable:
                 await self._unloaded.count()
             async with open_service_nursery() as nursery:
-                shared.nursery = nursery
-                nursery.start_soon(shared.deadlines.run)
+                live.nursery = nursery
+                nursery.start_soon(live.deadlines.run)
                 if self.durable:
                     nursery.start_soon(self._writer.run)
-                    nursery.start_soon(self._unloaded.sweep, self._forgotten, self._live.count_of)
+                    nursery.start_soon(self._unloaded.sweep, self._forgotten, live.count_of)
                 if self._store.shared:
                     nursery.start_soon(self._elsewhere.follow)
                 self._unloaded.open = True
@@ -304,7 +261,7 @@ class ContextTable:
                 await next(iter(self._ending.values())).wait_over()
             if self.durable:
                 await self._writer.close(_LAST_WRITE)
-        self._ended.clear()
+        self._live.ended.clear()
         self._unloaded.counts.clear()
 
     # Making and finding
@@ -384,7 +341,7 @@ class ContextTable:
             checked_id(id, new=True)
             while (ending := self._ending.get((owner, id))) is not None:
                 await ending.wait_over()
-            self._ended.forget((owner, id))
+            self._live.ended.pop((owner, id), None)
             if (self._live.find(owner, id) or await self._seek(owner, id, address)) is not None:
                 raise errors.NameTaken("there is a context with this id")
         actor = self._make(owner, id, permissions, address, state, ttl, session)
@@ -407,23 +364,29 @@ class ContextTable:
                 return actor
             if not unloaded.open:
                 raise errors.draining()
-            ending, reason = self._ending.get(key), self._ended.why(key)
-            if ending is not None or reason is not None:
-                raise errors.context_gone(reason if ending is None else ending.ended)
+            if (ending := self._ending.get(key)) is not None:
+                raise errors.context_gone(ending.ended)
+            if (gone := self._live.ended_ids().get(key)) is not None:
+                raise errors.context_gone(gone[0])
             if key in unloaded.loading:
                 await unloaded.loading[key].wait()
                 continue
             if not unloaded.may_have(owner) or not is_id(id):
                 return None
-            async with unloaded.loaded(key, share_of(owner, address)[0]) as kept:
+            event = unloaded.loading[key] = trio.Event()
+            try:
+                kept = await unloaded.read(owner, id, account_of(owner, address))
                 return None if kept is None else self._revive(kept)
+            finally:
+                del unloaded.loading[key]
+                event.set()
 
     def _revive(self, kept: KeptContext) -> ContextActor:
         """Make an actor of what the store had."""
         if not self._unloaded.open:
             raise errors.draining()
         ends = trio.current_time() + kept.ends - time.time()
-        actor = self._live.add(kept, size_of_stored(kept, self._bounds), share_of(kept.owner, None), ends)
+        actor = self._live.add(kept, size_of(kept.state, ANY_SIZE), account_of(kept.owner, None), ends)
         actor.used()  # by whoever looks for it now, and perhaps before
         self._unloaded.count_out(kept.owner)
         self._writer.save(actor)  # the store learns that it is in use
@@ -446,16 +409,23 @@ class ContextTable:
             raise errors.NameTaken("there is a context with this id")
         if ttl is not None and (not ttl > 0):
             raise errors.MalformedMessage("`ttl` is a number of seconds greater than 0")
-        share = share_of(owner, address)
-        other = self._live.make_room(owner, share, self._unloaded.counts)
+        account = account_of(owner, address)
+        other = self._live.make_room(owner, account, self._unloaded.counts)
         if other is not None:
             why = "its place is needed: it was never used" if other.fresh else "its place is needed by others"
             self._end(other, why)
-        first, size = first_state(state, session, permissions, self._bounds)
+        if state:
+            refuse_server_members(state)
+        patch: dict[str, Any] = dict(state or {})
+        if permissions:
+            patch["permissions"] = list(permissions)
+        if session is not None:
+            patch["session_id"] = session
+        first, size, _ = patched({}, EMPTY_OBJECT, patch, self._live.bounds)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
         now = time.time()
         new = KeptContext(owner, id, 0, first, (), now, now + lifetime, now + lifetime)
-        actor = self._live.add(new, size, share, trio.current_time() + lifetime)
+        actor = self._live.add(new, size, account, trio.current_time() + lifetime)
         if self.durable:
             self._writer.save(actor)
         return actor
@@ -469,7 +439,7 @@ class ContextTable:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._unloaded.may_have(owner):
-            account, known = share_of(owner, address)[0], self._live.by_owner.get(owner, {})
+            account, known = account_of(owner, address), self._live.by_owner.get(owner, {})
             for id in await self._unloaded.of_session(owner, session, account, known):
                 with suppress(errors.ContextGone):  # it has ended, and the store has yet to forget it
                     await self._seek(owner, id, address)
@@ -486,16 +456,13 @@ class ContextTable:
         """End a context, in memory only with `keep`; without `delete` the store has it no more. At most once."""
         if actor.ended is not None:
             return
-        nursery, key = self._shared.nursery, actor.key
+        nursery = self._live.nursery
         assert nursery is not None
-        self._live.end(actor)
-        self._ending[key] = actor
+        self._live.remove(actor, None if keep else reason)
+        self._ending[actor.key] = actor
         nursery.start_soon(self._finish, actor, delete and not keep)
-        if keep:
-            actor.stop(reason, None)
-        else:
-            self._ended.add(key, reason)
-            actor.stop(reason, ContextEvent("destroyed", actor.id, actor.version, reason=reason))
+        last = None if keep else ContextEvent("destroyed", actor.id, actor.version, reason=reason)
+        actor.stop(reason, last)
 
     async def _finish(self, actor: ContextActor, delete: bool) -> None:
         try:
@@ -506,7 +473,6 @@ class ContextTable:
                     await deleted.wait()
         finally:  # an interrupt ends a clean-up, too, and somebody waits
             del self._ending[actor.key]
-            actor.forget()
             self._live.forget(actor)
 
     def _forgotten(self, owner: Owner, id: str) -> None:
@@ -528,9 +494,9 @@ class ContextTable:
             watchers=sum(actor.watchers for actor in actors),
             tasks=sum(actor.tasks for actor in actors),
             ending=len(self._ending),
-            gone=len(self._ended),
+            gone=len(self._live.ended_ids()),
             bytes=self._live.bytes,
-            updates=self._shared.updates,
-            replaced=self._shared.replaced,
+            updates=self._live.updates,
+            replaced=self._live.replaced,
             writes=self._writer.writes,
         )
