@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypedDict
 
 import pytest
-import trio
 
 import trimcp
+from tests.agent_tools.world import Asking
+from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.messages import ToolRequest
-from trimcp.agent_tools.service import AgentCall
-from trimcp.channel import NOWHERE
 
 
 class Point(TypedDict):
@@ -26,17 +23,10 @@ async def result_of(server: trimcp.Server[Any], tool: str) -> Any:
     tools = AgentTools(server)
     async with server.running() as running:
         run = tools.run_of(running)
-        answers: list[bytes] = []
-        over = trio.Event()
-
-        def answered(call: AgentCall, answer: CallAnswer) -> None:
-            answers.append(answer.encode(call.request))
-            over.set()
-
-        request = ToolRequest(tool_name=tool, request_id="1")
-        run.start_call(request, run.caller(None, None, loopback=True), None, NOWHERE, answered)
-        await over.wait()
-    return json.loads(answers[0])
+        asking = Asking(run)
+        run.start_call(ToolRequest(tool_name=tool, request_id="1"), run.caller(None, None, loopback=True), None, asking)
+        await until(lambda: bool(asking.answers))
+    return asking.answers[0]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import orjson
 import pytest
 
-from trimcp.agent_tools.bindings.http import readers_of
+from trimcp.agent_tools.bindings.http import forms_of, read_request
 from trimcp.agent_tools.client.http import _sent
 from trimcp.agent_tools.messages import http, messages
 from trimcp.errors import LocalError
@@ -38,7 +38,7 @@ def test_what_a_client_sends_is_what_the_service_reads(message: messages.AgentMe
     path, _, query = sent.path.partition("?")
     head = Head(sent.method, unquote(path), query, sent.headers)
     body = {} if sent.body is None else orjson.loads(sent.body)
-    read = readers_of(head.path)[head.method](head, body, True)
+    read = read_request(forms_of(head.path)[head.method], head, body, True)
     assert (type(read), messages.as_json(read)) == (type(message), messages.as_json(message))
 
 

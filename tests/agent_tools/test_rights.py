@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import trio
 
 import trimcp
-from tests.agent_tools.world import WEATHER, World, answered, make_world
+from tests.agent_tools.world import WEATHER, Asking, World, answered, make_world
+from tests.peers.states import until
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import AgentToolsError, UnknownContext
+from trimcp.agent_tools.messages.errors import AgentToolsError, UnknownContext, error_from
 from trimcp.agent_tools.messages.messages import (
     MESSAGES,
     ContextCreate,
@@ -27,7 +26,6 @@ from trimcp.agent_tools.messages.messages import (
     ToolRequest,
 )
 from trimcp.agent_tools.service import AgentRun
-from trimcp.channel import NOWHERE
 
 OWNER = AgentCaller(trimcp.Principal("demo", scopes=["tools:register", "read"]), "a")
 WEAK = AgentCaller(trimcp.Principal("weak", scopes=[]), "a")
@@ -40,19 +38,11 @@ Ask = Callable[[AgentRun, AgentCaller], Awaitable[Any]]
 
 async def call(run: AgentRun, caller: AgentCaller, tool: str = "guarded") -> None:
     """Call a tool with what its schema refuses: who may not call it learns nothing of that."""
-    over = trio.Event()
-    found: list[CallAnswer] = []
-
-    def on_answer(_: Any, answer: CallAnswer) -> None:
-        found.append(answer)
-        over.set()
-
-    run.start_call(
-        ToolRequest(tool_name=tool, request_id="r", arguments={"wrong": 1}), caller, None, NOWHERE, on_answer
-    )
-    await over.wait()
-    if found[0].error is not None:
-        raise found[0].error
+    asking = Asking(run)
+    run.start_call(ToolRequest(tool_name=tool, request_id="r", arguments={"wrong": 1}), caller, None, asking)
+    await until(lambda: bool(asking.answers))
+    if "error" in asking.answers[0]:
+        raise error_from(asking.answers[0]["error"])
 
 
 def sending(message: Any) -> Ask:
@@ -119,7 +109,7 @@ async def running() -> AsyncIterator[tuple[World, AgentRun]]:
         await answered(run, ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
         context = run.contexts.get(OWNER.owner, "ctx")
         call = ToolRequest(tool_name="wait", request_id="under way", arguments={})
-        run.start_call(call, OWNER, context, NOWHERE, lambda *_: None)
+        run.start_call(call, OWNER, context, Asking(run))
         await world.began.wait()
         yield world, run
         world.release.set()

@@ -290,10 +290,9 @@ async def test_a_context_ends_though_a_watcher_is_found_gone_when_it_is_told() -
     async with world(tools()) as at:
         context = await at.run.contexts.create(("", "anonymous"), "c")
         watches = StreamWatches(SimpleNamespace(sink=Leaving()))  # type: ignore[arg-type]
-        watches.open(context, "w")
+        watches.begin(context, "w")
         await context.destroy("done")
         assert len(said) == 2
-        assert not len(watches)
         counts = at.run.contexts.statistics()
         assert (counts.contexts, counts.ending, counts.watchers) == (0, 0, 0)
 

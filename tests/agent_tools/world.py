@@ -16,8 +16,13 @@ import trimcp
 from tests.peers.states import until
 from trimcp.agent_tools import AgentCaller, AgentMessage, AgentRun, AgentTools, ContextActor, RegistrationRules
 from trimcp.agent_tools.answering import Found, Later, message_of
+from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.messages import published
+from trimcp.agent_tools.service import AgentBinding, AgentCall
+from trimcp.channel import NOWHERE
+from trimcp.session.push import Pushed
 from trimcp.session.scopes import cancellation_text
+from trimcp.session.session import Session
 from trimcp.transports.http.interfaces import Head
 
 TOKENS = {"demo-token": "demo", "other-token": "other", "weak-token": "weak", "short-token": "demo"}
@@ -47,19 +52,30 @@ def conforms(message: Any) -> Any:
     return message
 
 
-class Asking:
-    """Asks without a connection: calls nothing, and watches no longer than for the first event."""
+class Asking(AgentBinding):
+    """Asks without a connection, and watches no longer than for the first event. Keeps the answers of its calls."""
 
-    def call(self, *_: Any) -> Found:
-        raise NotImplementedError
+    transport = "none"
+    out = NOWHERE
 
-    def watch(self, message: Any, context: ContextActor, _: Any) -> Found:
+    def __init__(self, run: AgentRun) -> None:
+        self.run = run
+        self.answers: list[Any] = []
+
+    def open_session(self) -> tuple[Session, Pushed]:
+        own = self.run.server.open_for_one()
+        return own.session, own
+
+    def watch(self, message: Any, received: Any, context: ContextActor, /) -> Found:
         return message_of(context.whole())
+
+    def answered(self, call: AgentCall, answer: CallAnswer, /) -> None:
+        self.answers.append(orjson.loads(answer.encode(call.request)))
 
 
 async def answered(run: AgentRun, message: AgentMessage, caller: AgentCaller) -> Any:
     """Return the answer to a message that is no call, as every binding gets it."""
-    found = run.receive(message, caller, Asking())
+    found = run.receive(message, caller, Asking(run))
     return await found.answer() if isinstance(found, Later) else found
 
 

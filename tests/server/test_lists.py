@@ -10,13 +10,12 @@ import pytest
 
 import trimcp
 import trimcp.testing
-from tests.agent_tools.world import answered
+from tests.agent_tools.world import Asking, answered
 from trimcp import Principal
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages.errors import UnknownTool
 from trimcp.agent_tools.messages.messages import ListTools, ToolRequest
-from trimcp.channel import NOWHERE
 from trimcp.wire import ReadResourceResult
 from trimcp.wire.common import EmptyResult, PageParams
 from trimcp.wire.lifecycle import SubscriptionsListenParams, SubscriptionsListenResult
@@ -272,9 +271,7 @@ async def test_agents_do_not_see_it_either() -> None:
             assert bool(listed.tools) is sees
             if not sees:
                 with pytest.raises(UnknownTool):
-                    run.start_call(
-                        ToolRequest(tool_name="tool", request_id="r"), caller, None, NOWHERE, lambda *_: None
-                    )
+                    run.start_call(ToolRequest(tool_name="tool", request_id="r"), caller, None, Asking(run))
 
 
 @pytest.mark.parametrize("wrong", ["staff", True, lambda_like])

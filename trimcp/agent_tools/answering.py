@@ -7,7 +7,7 @@ messages come in order learns from `Later.while_waiting` what may overtake.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -53,8 +53,8 @@ class Later:
 Found: TypeAlias = "messages.AgentMessage | Later | None"
 """The answer to a message, or what waits for it; None if what was begun answers by itself, as a call does."""
 
-InContext: TypeAlias = Callable[[Any, Any, Any], Found]
-"""Carries a message out in its context, a `ContextActor`, or None if it names none; gets what was received, too."""
+InContext: TypeAlias = Callable[[Any], Found]
+"""Carries a message out in its context, a `ContextActor`, or None if it names none."""
 
 
 @attrs.frozen(eq=False)
@@ -79,9 +79,7 @@ class Answering:
         waits = type(message) is messages.RegisterTool and self.catalog.may_wait((message.tool,))
         return Later(message, partial(in_time, self, message, caller), "approvals" if waits else "nothing")
 
-    def in_context(
-        self, message: Any, caller: AgentCaller, then: InContext, received: Any = None, *, make: bool = False
-    ) -> Found:
+    def in_context(self, message: Any, caller: AgentCaller, then: InContext, *, make: bool = False) -> Found:
         """Carry a message out in its context: now, if that is in memory or the message names none.
 
         With `make` the context begins if nobody made it yet.
@@ -89,17 +87,17 @@ class Answering:
         id = message.context_id
         context = None if id is None else self.contexts.get(caller.owner, id)
         if context is None and id is not None:
-            return Later(message, partial(self._in_found, message, caller, then, received, make))
-        return then(message, context, received)
+            return Later(message, partial(self._in_found, message, caller, then, make))
+        return then(context)
 
-    async def _in_found(self, message: Any, caller: AgentCaller, then: InContext, received: Any, make: bool) -> Found:
+    async def _in_found(self, message: Any, caller: AgentCaller, then: InContext, make: bool) -> Found:
         table, id, address = self.contexts, message.context_id, caller.address
         if make:
             context = await table.find_or_make(caller.owner, id, permissions=_permissions(caller), address=address)
         else:
             context = await table.find(caller.owner, id, address=address)
         context.used()
-        return then(message, context, received)
+        return then(context)
 
     # Contexts
 
@@ -115,49 +113,59 @@ class Answering:
         )
         return message_of(context.whole())
 
-    def _read(self, message: messages.ContextRead, caller: AgentCaller) -> Found:
-        return self.in_context(message, caller, self.in_turn(_whole))
-
-    def in_turn(self, then: InContext) -> InContext:
+    def in_turn(self, message: messages.AgentMessage, then: InContext) -> InContext:
         """Return what does the same to a context, a large one in a turn of its own: its whole state is encoded."""
 
-        def then_in_turn(message: messages.AgentMessage, context: ContextActor, received: Any) -> Found:
-            if context.text_size < LARGE:
-                return then(message, context, received)
-            return Later(message, partial(self._after_others, then, message, context, received))
+        def then_in_turn(context: ContextActor) -> Found:
+            async def after_others() -> Found:
+                await self.results.wait(context.text_size)
+                return then(context)
+
+            return then(context) if context.text_size < LARGE else Later(message, after_others)
 
         return then_in_turn
 
-    async def _after_others(
-        self, then: InContext, message: messages.AgentMessage, context: ContextActor, received: Any
-    ) -> Found:
-        await self.results.wait(context.text_size)
-        return then(message, context, received)
+    def _read(self, message: messages.ContextRead, caller: AgentCaller) -> Found:
+        whole = self.in_turn(message, lambda context: message_of(context.whole()))
+        return self.in_context(message, caller, whole)
 
     def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> Found:
-        # An update of a version that is there begins no context.
-        return self.in_context(message, caller, self._apply, make=not message.version)
+        def apply(context: ContextActor) -> Found:
+            applied = context.apply(message.updates, message.version)
 
-    def _apply(self, message: messages.ContextUpdate, context: ContextActor, _: object) -> Found:
-        applied = context.apply(message.updates, message.version)
-        return (
-            Later(message, partial(_stored, message, applied), "updates")
-            if self.contexts.durable
-            else _updated(message, applied)
-        )
+            async def stored() -> Found:
+                return answer(await applied.stored())
+
+            return Later(message, stored, "updates") if self.contexts.durable else answer(applied)
+
+        def answer(applied: Applied) -> Found:
+            id, updates = message.context_id, dict(applied.updates)
+            return messages.ContextUpdate(context_id=id, updates=updates, version=applied.version)
+
+        # An update of a version that is there begins no context.
+        return self.in_context(message, caller, apply, make=not message.version)
 
     def _destroy(self, message: messages.ContextDestroy, caller: AgentCaller) -> Found:
-        if (message.context_id is None) == (message.session_id is None):
+        session, reason = message.session_id, message.reason or "the agent ended the context"
+        if (message.context_id is None) == (session is None):
             raise errors.MalformedMessage("context_destroy: it has `context_id` or `session_id`")
-        if message.session_id is None:
-            return self.in_context(message, caller, _end)
-        return Later(message, partial(self._end_session, message, caller))
 
-    async def _end_session(self, message: messages.ContextDestroy, caller: AgentCaller) -> Found:
-        session = message.session_id
-        assert session is not None
-        await self.contexts.end_session(caller.owner, session, _reason(message), address=caller.address)
-        return messages.ContextDestroyed(session_id=session, reason=_reason(message))
+        async def end_session(session: str) -> Found:
+            await self.contexts.end_session(caller.owner, session, reason, address=caller.address)
+            return messages.ContextDestroyed(session_id=session, reason=reason)
+
+        def end(context: ContextActor) -> Found:
+            async def ended() -> Found:
+                await context.wait_over()
+                return messages.ContextDestroyed(context_id=context.id, reason=reason)
+
+            context.check()
+            context.end(reason)
+            return Later(message, ended, "everything")
+
+        if session is not None:
+            return Later(message, partial(end_session, session))
+        return self.in_context(message, caller, end)
 
     # Tools
 
@@ -187,8 +195,11 @@ def message_of(event: ContextEvent) -> messages.AgentMessage:
     return messages.ContextDestroyed(context_id=event.context_id, reason=event.reason)
 
 
-def failed(said: Mapping[str, Any], error: errors.AgentToolsError) -> messages.AgentMessage:
-    """Return the answer to a message that failed, from what it says of itself: a call gets a `tool_response`."""
+def failed(asked: Any, error: errors.AgentToolsError) -> messages.AgentMessage:
+    """Return the answer to a message that failed, or to the JSON value that was to be one: a call gets a response."""
+    said = asked if type(asked) is dict else {}
+    if isinstance(asked, messages.AgentMessage):
+        said = {"type": asked.type, "request_id": asked.request_id, "statuses": getattr(asked, "statuses", None)}
     id = said.get("request_id")
     if type(id) is not str or not 0 < len(id) <= messages.MAX_ID:
         id = None
@@ -198,43 +209,10 @@ def failed(said: Mapping[str, Any], error: errors.AgentToolsError) -> messages.A
     return messages.ErrorMessage(request_id=id, error=error.body())
 
 
-def said_of(message: messages.AgentMessage) -> dict[str, Any]:
-    """Return what a message says of itself, for `failed`."""
-    return {"type": message.type, "request_id": message.request_id, "statuses": getattr(message, "statuses", None)}
-
-
 def _permissions(caller: AgentCaller) -> Sequence[str]:
     """Return the `permissions` of a new context: the scopes of the token that makes it."""
     scopes = None if caller.principal is None else caller.principal.scopes
     return () if scopes is None else sorted(scopes)
-
-
-def _reason(message: messages.ContextDestroy) -> str:
-    return message.reason or "the agent ended the context"
-
-
-def _updated(message: messages.ContextUpdate, applied: Applied) -> messages.ContextUpdate:
-    updates = dict(applied.updates)
-    return messages.ContextUpdate(context_id=message.context_id, updates=updates, version=applied.version)
-
-
-async def _stored(message: messages.ContextUpdate, applied: Applied) -> Found:
-    return _updated(message, await applied.stored())
-
-
-def _whole(message: messages.ContextRead, context: ContextActor, _: object) -> Found:
-    return message_of(context.whole())
-
-
-def _end(message: messages.ContextDestroy, context: ContextActor, _: object) -> Found:
-    context.check()
-    context.end(_reason(message))
-    return Later(message, partial(_ended, message, context), "everything")
-
-
-async def _ended(message: messages.ContextDestroy, context: ContextActor) -> Found:
-    await context.wait_over()
-    return messages.ContextDestroyed(context_id=context.id, reason=_reason(message))
 
 
 _NOW: Final[dict[type, Callable[[Answering, Any, AgentCaller], Found]]] = {

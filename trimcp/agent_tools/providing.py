@@ -19,13 +19,10 @@ from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented
-from trimcp.agent_tools.client.connection import MAX_ROUNDS, target_of
-from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, keep_open
-from trimcp.agent_tools.client.wire import AgentTarget, AgentWire
+from trimcp.agent_tools.client import connection, supervised, wire
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
-from trimcp.agent_tools.messages.errors import NameTaken
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolsRegistered
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.service import AgentRun
 from trimcp.channel import Incoming, Sink
 from trimcp.errors import ConnectionLost, LocalError, McpError
@@ -47,7 +44,7 @@ _log = logging.getLogger("trimcp.agent_tools")
 
 
 async def provide(
-    url: str | AgentTarget,
+    url: str | wire.AgentTarget,
     tools: Tools,
     *,
     token: str | None = None,
@@ -55,7 +52,7 @@ async def provide(
     uds: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
     max_calls: int | None = None,
-    restarts: Restarts = RESTARTS,
+    restarts: Restarts = supervised.RESTARTS,
     on_registered: Callable[[list[dict[str, Any]]], object] | None = None,
     random: Random | None = None,
     task_status: trio.TaskStatus[list[dict[str, Any]]] = trio.TASK_STATUS_IGNORED,
@@ -83,7 +80,9 @@ async def provide(
         ConnectionLost: it was given up, see `Restarts.most`.
         LocalError, TypeError, ValueError: the tools or options cannot be used.
     """
-    target = target_of(url, MAX_ROUNDS, token=token, headers=headers, uds=uds, ssl_context=ssl_context)
+    target = connection.target_of(
+        url, connection.MAX_ROUNDS, token=token, headers=headers, uds=uds, ssl_context=ssl_context
+    )
     server = _server_of(tools, max_calls)
     async with (
         server.running() as running,
@@ -93,7 +92,7 @@ async def provide(
         run = AgentRun(running, contexts, Catalog(server))
         count = RestartCount(restarts) if random is None else RestartCount(restarts, random)
         provision = ToolProvision(run, on_registered, task_status)
-        await keep_open(target, count, provision.use, provision.may_pass)
+        await supervised.keep_open(target, count, provision.use, provision.may_pass)
 
 
 def _server_of(tools: Tools, max_calls: int | None) -> Server[Any]:
@@ -121,7 +120,7 @@ class ToolProvision:
     _task_status: trio.TaskStatus[list[dict[str, Any]]]
     _registered: bool = attrs.field(init=False, default=False)
 
-    async def use(self, wire: AgentWire, begun: Callable[[], None]) -> None:
+    async def use(self, opened: wire.AgentWire, begun: Callable[[], None]) -> None:
         """Offer the tools over a connection until it is lost, and cancel the calls that are then under way."""
         pushed: Pushed | None = None
         why = "the provider has stopped"
@@ -132,13 +131,13 @@ class ToolProvision:
             stream = AgentStream(self._run, AgentCaller(), pushed.session, transport="provider")
             return lambda incoming: stream.receive(_without_context(incoming))
 
-        def registered(answer: ToolsRegistered) -> None:
+        def registered(answer: messages.ToolsRegistered) -> None:
             begun()
             self._note(answer.tools)
 
-        offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
+        offer = messages.ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
         try:
-            await wire.provide(offer, begin, registered)
+            await opened.provide(offer, begin, registered)
         except ConnectionLost as error:
             why = str(error)
             raise
@@ -149,7 +148,7 @@ class ToolProvision:
     def may_pass(self, error: McpError) -> bool:
         """Whether it may go better over the next connection."""
         # A connection that the service has not found lost yet holds the names.
-        return isinstance(error, PASSING) or (isinstance(error, NameTaken) and self._registered)
+        return isinstance(error, supervised.PASSING) or (isinstance(error, errors.NameTaken) and self._registered)
 
     def _note(self, tools: list[dict[str, Any]]) -> None:
         """Tell what the service made of the offer."""

@@ -7,12 +7,12 @@ where the session sends what belongs to the call, and translates it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import attrs
 import trio
@@ -24,8 +24,7 @@ from trimcp.agent_tools.catalog.entries import shown, version_of
 from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
-from trimcp.budget import MemoryAccount
+from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by, progress_of
 from trimcp.channel import Incoming, Kind, Link, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
@@ -43,9 +42,6 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
 
-if TYPE_CHECKING:
-    from trimcp.agent_tools.catalog.sharing import SharedTools
-
 _INFO: Final = {"name": "agent-tools", "version": "1"}
 _PLAIN: Final = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_INFO: _INFO, META_CLIENT_CAPABILITIES: {}}
 _ASKABLE: Final = {**_PLAIN, META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}}}
@@ -56,15 +52,39 @@ MAX_CALLS: Final = 10_000
 
 
 class AgentBinding(Protocol):
-    """What a binding does with a message once its context is known, with what it gave to `AgentRun.receive`."""
+    """One request, or one connection, by which messages of an agent come and are answered.
 
-    def call(self, request: messages.ToolRequest, context: ContextActor | None, received: Any, /) -> Found:
-        """Start a call. Raises AgentToolsError if it was not started."""
+    Attributes:
+        transport: its name in records.
+    """
+
+    __slots__ = ()
+
+    transport: str
+
+    @property
+    def out(self) -> Sink:
+        """What takes the progress of calls, and says when a tool has to wait for the reader."""
         ...
 
-    def watch(self, message: messages.ContextWatch, context: ContextActor, received: Any, /) -> Found:
+    def open_session(self) -> tuple[Session, Pushed | None]:
+        """Return the session for a call: that of the connection, or one for this call alone, which is there twice."""
+        ...
+
+    def call(self, request: messages.ToolRequest, received: Any, context: ContextActor | None, /) -> Found:
+        """Start a call, once its context is known. Raises AgentToolsError if it was not started."""
+        ...
+
+    def watch(self, message: messages.ContextWatch, received: Any, context: ContextActor, /) -> Found:
         """Send the context's events from now on."""
         ...
+
+    def translate(self, data: bytes, request_id: str, /) -> bytes:
+        """Return a progress notification as what is sent of it."""
+        return progress_of(data, request_id)
+
+    def answered(self, call: AgentCall, answer: CallAnswer, /) -> None:
+        """Send the answer to a call: once for each that was started, perhaps before that returns. Must not block."""
 
 
 @attrs.define(eq=False, repr=False, field_transformer=checked())
@@ -120,55 +140,38 @@ class AgentRun:
         return key, entry
 
     def receive(
-        self, message: messages.AgentMessage, caller: AgentCaller, asker: AgentBinding, received: Any = None
+        self, message: messages.AgentMessage, caller: AgentCaller, binding: AgentBinding, received: Any = None
     ) -> Found:
         """Carry a message of an agent out: return its answer, or what waits for it; None if it answers by itself.
 
-        `asker` begins a call, or a watch, once its context is known, and gets `received` again. Raises AgentToolsError.
+        `binding` begins a call, or a watch, and gets `received` again. Raises AgentToolsError.
         """
         if type(message) is messages.ToolRequest:
-            if self.catalog.shared is not None and message.tool_name not in self.server.server.tools:
-                return Later(message, partial(self._once_known, self.catalog.shared, message, caller, asker, received))
-            return self.answers.in_context(message, caller, asker.call, received, make=True)
-        if type(message) is messages.ContextWatch:
-            return self.answers.in_context(message, caller, self.answers.in_turn(asker.watch), received)
-        return self.answers.receive(message, caller)
+            call, shared = partial(binding.call, message, received), self.catalog.shared
+            if shared is None or message.tool_name in self.server.server.tools:
+                return self.answers.in_context(message, caller, call, make=True)
 
-    async def _once_known(
-        self,
-        shared: SharedTools,
-        message: messages.ToolRequest,
-        caller: AgentCaller,
-        asker: AgentBinding,
-        received: Any,
-    ) -> Found:
-        """Begin a call of a tool that another process may just have registered."""
-        with suppress(OSError):
-            await shared.refresh()
-        return self.answers.in_context(message, caller, asker.call, received, make=True)
+            async def once_known() -> Found:  # another process may just have registered it
+                with suppress(OSError):
+                    await shared.refresh()
+                return self.answers.in_context(message, caller, call, make=True)
+
+            return Later(message, once_known)
+        if type(message) is messages.ContextWatch:
+            watch = partial(binding.watch, message, received)
+            return self.answers.in_context(message, caller, self.answers.in_turn(message, watch))
+        return self.answers.receive(message, caller)
 
     def start_call(
         self,
         request: messages.ToolRequest,
         caller: AgentCaller,
         context: ContextActor | None,
-        out: Sink,
-        on_answer: Callable[[AgentCall, CallAnswer], object],
-        *,
-        session: Session | None = None,
+        binding: AgentBinding,
         headers: Mapping[str, str] | None = None,
         size: int = 0,
-        holding: MemoryAccount | None = None,
-        via: object = None,
-        translate: Callable[[bytes, str], bytes] | None = None,
-        transport: str = "http",
     ) -> AgentCall:
-        """Start a call, which ends with one call of `on_answer`, perhaps before this returns; that must not block.
-
-        `out` takes its progress, as `translate` returns it of a notification and a `request_id`, and says when a tool
-        has to wait for the reader. Without the `session` of a connection it gets one of its own, whose memory `holding`
-        counts and which the `drain` of `via` ends. Raises AgentToolsError if it was not started.
-        """
+        """Start a call, whose answer and progress `binding` sends. Raises AgentToolsError if it was not started."""
         key, entry = self.find(request, caller)
         asked = None
         if context is not None:
@@ -181,17 +184,11 @@ class AgentRun:
                     raise errors.RequestUnderWay(
                         "this request_id was another request's in the context: choose a new one"
                     )
-                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
-                on_answer(call, given[1].again())
+                call = AgentCall(self, request, caller, context, entry, binding, None)
+                binding.answered(call, given[1].again())
                 return call
-        own = None
-        if session is None:
-            own = self.server.open_for_one(holding, via)
-            session = own.session
-        id = next(self._ids)
-        of = (self, request, caller, context, entry, out, on_answer, session, own, id, translate, transport)
-        call = AgentCall(*of)
-        call.asked = asked
+        session, own = binding.open_session()
+        call = AgentCall(self, request, caller, context, entry, binding, session, own, next(self._ids), asked)
         try:
             if context is not None:
                 context.begin_call(request.request_id, call)
@@ -206,8 +203,8 @@ class AgentRun:
                 own.close()
             raise
         meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
-        if translate is not None:
-            meta["progressToken"] = id
+        if request.progress is True:
+            meta["progressToken"] = call.id
         if request.timeout is not None:
             meta[META_TIMEOUT] = request.timeout
         params: dict[str, Any] = {"name": key, "arguments": request.arguments or {}, "_meta": meta}
@@ -215,7 +212,7 @@ class AgentRun:
             params["inputResponses"] = request.input_responses
         if request.request_state is not None:
             params["requestState"] = request.request_state
-        message = Request(id, "tools/call", params)
+        message = Request(call.id, "tools/call", params)
         session.deliver((Incoming(message, size, call, headers, caller.principal),))
         return call
 
@@ -244,28 +241,24 @@ class AgentRun:
         if context_id is None:
             return self.calls.find(caller.account, (id(session), request_id))
         context = self.contexts.get(caller.owner, context_id, as_it_is=True)
-        found = None if context is None else context.calls.get(request_id)
-        return found if isinstance(found, AgentCall) else None
+        return None if context is None else context.calls.get(request_id)
 
     def call_is_over(self, call: AgentCall, status: str, answer: CallAnswer | None) -> None:
         """Forget a call, and note it in its context's history, with an answer that the same request gets again."""
         self.calls.leave(call.caller.account, call.key)
         context = call.agent_actor
         if context is not None:
-            context.end_call(call.request.request_id)
-            context.record(self._remembered(call, status), call.asked, answer)
-
-    @staticmethod
-    def _remembered(call: AgentCall, status: str) -> dict[str, Any]:
-        request = call.request
-        return {
-            "request_id": request.request_id,
-            "tool": request.tool_name,
-            "version": call.version,
-            "arguments": request.arguments or {},
-            "status": status,
-            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }
+            request = call.request
+            entry = {
+                "request_id": request.request_id,
+                "tool": request.tool_name,
+                "version": call.version,
+                "arguments": request.arguments or {},
+                "status": status,
+                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            }
+            context.end_call(request.request_id)
+            context.record(entry, call.asked, answer)
 
     def statistics(self) -> dict[str, int]:
         """Return the numbers of contexts in memory, of calls under way and of tools that agents registered."""
@@ -291,10 +284,6 @@ class AgentRun:
                 call.cancel(errors.ENDS)
 
 
-def _cancelled(id: int, reason: str) -> Notification:
-    return Notification("notifications/cancelled", {"requestId": id, "reason": reason})
-
-
 @attrs.define(eq=False, repr=False)
 class AgentCall(Sink):
     """One `tool_request` under way: the origin and the sink of its `tools/call`.
@@ -304,9 +293,9 @@ class AgentCall(Sink):
         caller: who asked.
         agent_actor: the context that it belongs to, or None.
         entry: the tool.
-        transport: the transport's name in records.
-        key: by what it is known among the calls of its account.
+        id: of its `tools/call`; 0 if its answer was there already.
         asked: what the request asks for, in a form that compares; None without a context.
+        key: by what it is known among the calls of its account.
         explicit_errors: wrong arguments and crashes are answered with errors that have data.
     """
 
@@ -315,22 +304,21 @@ class AgentCall(Sink):
     caller: AgentCaller
     agent_actor: ContextActor | None
     entry: ToolEntry
-    _out: Sink
-    _on_answer: Callable[[AgentCall, CallAnswer], object]
+    _binding: AgentBinding
     _session: Session | None  # None once the call is over
-    _own: Pushed | None  # the same, if it is for this call alone
-    _id: int
-    _translate: Callable[[bytes, str], bytes] | None
-    transport: str
+    _own: Pushed | None = None  # the same, if it is for this call alone
+    id: int = 0
+    asked: bytes | None = None
     key: Hashable = attrs.field(init=False)
-    asked: bytes | None = attrs.field(init=False, default=None)
-    explicit_errors: bool = attrs.field(init=False, default=True)
+    explicit_errors: ClassVar[bool] = True
+    _out: Sink = attrs.field(init=False)
     _why: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
+        self._out = self._binding.out
         # An id is one of its context, else of its connection; over HTTP, where each request is alone, of nothing.
         named = self._own is None and self.agent_actor is None
-        self.key = (id(self._session), self.request.request_id) if named else self._id
+        self.key = (id(self._session), self.request.request_id) if named else self.id
 
     @property
     def version(self) -> str:
@@ -351,7 +339,7 @@ class AgentCall(Sink):
         """Cancel the call, which is answered with the reason."""
         if self._session is not None and self._why is None:
             self._why = reason
-            self._session.deliver((Incoming(_cancelled(self._id, reason)),))
+            self._cancel_in(self._session, reason)
 
     def disconnected(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
         """End the call because nobody can read its answer any more, or the server ends. Its handler is cancelled."""
@@ -374,7 +362,11 @@ class AgentCall(Sink):
         if own is not None:
             own.disconnect(why)
         else:
-            session.deliver((Incoming(_cancelled(self._id, why)),))
+            self._cancel_in(session, why)
+
+    def _cancel_in(self, session: Session, reason: str) -> None:
+        notification = Notification("notifications/cancelled", {"requestId": self.id, "reason": reason})
+        session.deliver((Incoming(notification),))
 
     # The origin of its messages
 
@@ -413,7 +405,10 @@ class AgentCall(Sink):
             if self._session is not None:
                 answer = answer_to(outgoing, self.entry, self._why)
                 if isinstance(answer.error, errors.MalformedMessage):
-                    answer.error = self._vanished() or answer.error
+                    try:
+                        self.run.catalog.find(self.request.tool_name, self.request.version)
+                    except errors.UnknownTool as error:  # it was removed before its call began
+                        answer.error = error
                 self._answer(answer)
         elif outgoing.kind is Kind.REQUEST:
             raise LocalError("an agent cannot be asked while its call runs")
@@ -425,10 +420,10 @@ class AgentCall(Sink):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         translated = self._translated(outgoing)
         if translated is not None:
-            self._out.post_latest((self._id, key), translated)
+            self._out.post_latest((self.id, key), translated)
 
     def finish_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._out.finish_latest((self._id, key), keep=keep)
+        self._out.finish_latest((self.id, key), keep=keep)
 
     def unanswered(self, request_id: RequestId) -> None:
         if self._session is not None:
@@ -437,18 +432,14 @@ class AgentCall(Sink):
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return self._out.waiting()
 
-    def _vanished(self) -> errors.UnknownTool | None:
-        """Return the error for a tool that was removed before its call began; None if it is there."""
-        try:
-            self.run.catalog.find(self.request.tool_name, self.request.version)
-        except errors.UnknownTool as error:
-            return error
-        return None
-
     @property
     def audited(self) -> dict[str, str]:
         """What a record of it has beside, or instead of, that of its `tools/call`."""
-        found = {"transport": self.transport, "request_id": self.request.request_id, "agent": self.caller.agent}
+        found = {
+            "transport": self._binding.transport,
+            "request_id": self.request.request_id,
+            "agent": self.caller.agent,
+        }
         id = self.request.context_id
         if id is not None:
             # Without a principal the id is all that protects the context.
@@ -460,17 +451,17 @@ class AgentCall(Sink):
         if self._session is None:
             return None
         lane = lane_of(outgoing)
-        if lane != "progress" or self._translate is None:
+        if lane != "progress" or self.request.progress is not True:
             self._session.counts.drop(lane)
             return None
-        return Outgoing(self._translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
+        return Outgoing(self._binding.translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
         self._finish(answer.status(extended=True), None if self.asked is None else answer.lasting())
         own, self._own = self._own, None
         if own is not None:
             own.close()
-        self._on_answer(self, answer)
+        self._binding.answered(self, answer)
 
     def _finish(self, status: str, answer: CallAnswer | None = None) -> None:
         self._session = None

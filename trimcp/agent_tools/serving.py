@@ -19,7 +19,6 @@ from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
-from trimcp.principal import Principal
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
@@ -180,20 +179,20 @@ class AgentTools:
             shared.parts.append(self.catalog.share(shared.letters).run)
         return AgentHttp(run, shared)
 
-    def _agent_of(self, principal: Principal | None) -> str:
-        """Return the agent of a call of MCP. Raises ErrorReply if its token names none."""
-        try:
-            return agent_of(principal, self.agent_claim)
-        except NotAllowed as error:
-            raise ErrorReply(FORBIDDEN, error.message) from None
-
     async def _decide(self, ctx: Any, params: Any, call_next: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         """Ask `allow` before a tool is called. Middleware, so that both protocols pass it."""
         if isinstance(ctx, Context) and ctx.method == "tools/call":
             entry = self.server.tools.get(params.name)
             if entry is not None:
                 origin = ctx.internals[1].origin
-                agent = origin.caller.agent if isinstance(origin, AgentCall) else self._agent_of(ctx.principal)
+                try:
+                    agent = (
+                        origin.caller.agent
+                        if isinstance(origin, AgentCall)
+                        else agent_of(ctx.principal, self.agent_claim)
+                    )
+                except NotAllowed as error:  # the token of a caller of MCP names none
+                    raise ErrorReply(FORBIDDEN, error.message) from None
                 arguments = params.arguments or {}
                 hints = entry.listed.annotations or None
                 name, version, context = entry.listed.name, version_of(entry), ctx.agent_context

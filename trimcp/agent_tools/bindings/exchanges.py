@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -18,16 +18,16 @@ import trio
 from trimcp.agent_tools.answering import Found, Later, message_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.messages import errors, messages
+from trimcp.agent_tools.service import AgentBinding, AgentCall, AgentRun
 from trimcp.budget import MemoryCharge, owner_of
 from trimcp.channel import Kind, Link, MessageChannel, Outgoing
 from trimcp.security import security_event
+from trimcp.session.push import Pushed
+from trimcp.session.session import Session
 from trimcp.support.addresses import is_loopback_address
 from trimcp.support.nurseries import server_ends
-from trimcp.transports.http.interfaces import Handler, Head, HttpReply, token_expired
+from trimcp.transports.http.interfaces import Handler, Head, HttpReply, HttpResponse, token_expired
 from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.http.state.streams import EventStream, StreamSink
 from trimcp.transports.trace import traced
@@ -102,16 +102,17 @@ def refusal_error(status: int, why: str) -> errors.AgentToolsError:
 
 
 @attrs.define(eq=False)
-class AgentExchange(Handler, StreamSink):
+class AgentExchange(Handler, StreamSink, AgentBinding):
     """One request and its response: the `Handler`, and the `Sink` of the progress of its call."""
 
-    transport: ClassVar[str] = "http"
+    transport = "http"
 
     port: AgentPort  # that it came to
     head: Head  # of the request
     caller: AgentCaller | None  # who sends it, if that is known already
     progress: bool = attrs.field(init=False, default=False)  # whether the progress of its call is sent
     deadline: float = attrs.field(init=False, default=math.inf)  # when its caller's time is over, on Trio's clock
+    message: messages.AgentMessage | None = attrs.field(init=False, default=None)  # what was asked, once it was read
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way
@@ -121,6 +122,14 @@ class AgentExchange(Handler, StreamSink):
     def link(self) -> Link:
         return self.head.link
 
+    @property
+    def out(self) -> AgentExchange:
+        return self
+
+    def open_session(self) -> tuple[Session, Pushed]:
+        own = self.port.run.server.open_for_one(self.head.holding, self.port.shared.sessions)
+        return own.session, own
+
     # What differs
 
     @abstractmethod
@@ -128,24 +137,21 @@ class AgentExchange(Handler, StreamSink):
         """Return the stream that the response becomes."""
 
     @abstractmethod
-    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        """Respond with the answer to the call."""
-
-    @abstractmethod
-    async def event(self, message: AgentMessage) -> bytes:
+    async def event(self, message: messages.AgentMessage) -> bytes:
         """Return what is sent of an event of a watched context."""
 
     @abstractmethod
-    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+    async def send(self, answer: messages.AgentMessage) -> None:
         """Respond with the answer to what is no call."""
+
+    @staticmethod
+    @abstractmethod
+    def response_of(error: errors.AgentToolsError) -> HttpResponse:
+        """Return the whole response that an error is."""
 
     @abstractmethod
     def fail(self, error: errors.AgentToolsError) -> None:
         """Respond with an error."""
-
-    def translate(self, data: bytes, request_id: str) -> bytes:
-        """Return a progress notification as what is sent of it."""
-        return progress_of(data, request_id)
 
     # Called by the host
 
@@ -158,11 +164,10 @@ class AgentExchange(Handler, StreamSink):
         """Whether no handler of a tool is running for it."""
         return self._call is None or self._call.at_rest
 
-    def oversize(self) -> errors.TooLargeMessage:
-        """Note that its message is too large, and return the error."""
+    def too_large(self, beginning: bytes) -> HttpResponse:
         most = self.port.shared.service.max_message
         security_event("oversize", most=most, peer=self.head.peer, principal=self.head.principal)
-        return errors.TooLargeMessage(f"a message may have {most} bytes")
+        return self.response_of(errors.TooLargeMessage(f"a message may have {most} bytes"))
 
     def disconnected(self, slow: str | None = None) -> None:
         """Cancel what is answered: nobody reads it."""
@@ -214,67 +219,53 @@ class AgentExchange(Handler, StreamSink):
 
     # From a message to its answer
 
-    def receive(self, message: AgentMessage, size: int) -> Callable[[], Awaitable[None]] | None:
+    def receive(self, message: messages.AgentMessage, size: int) -> Callable[[], Awaitable[None]] | None:
         """Carry a message out as far as possible now, and return what is left to do in a task; None if it is a call."""
-        port = self.port
+        port, self.message = self.port, message
         if port.shared.draining:
             raise errors.draining(started=False)
         caller = self.caller = self.caller or port.caller(self.head)
         found = port.run.receive(message, caller, self, size)
-        return None if found is None else partial(self._finish, message, found)
+        if found is None:
+            return None
 
-    async def _finish(self, message: AgentMessage, found: AgentMessage | Later) -> None:
-        answer = await found.answer() if isinstance(found, Later) else found
-        if answer is not None:
-            await self.send(message, answer)
+        async def finish() -> None:
+            answer = await found.answer() if isinstance(found, Later) else found
+            if answer is not None:
+                await self.send(answer)
 
-    def work(self, function: Callable[[], Awaitable[None]], message: AgentMessage | None = None) -> None:
+        return finish
+
+    def work(self, function: Callable[[], Awaitable[None]]) -> None:
         """Do what is left in a task of the server's run, which is cancelled with the request."""
-        self._scope = trio.CancelScope(deadline=self.deadline)
+        self._scope = scope = trio.CancelScope(deadline=self.deadline)
         self.port.open.add(self)
         self.port.shared.exchanges += 1
-        self.port.run.server.nursery.start_soon(self._work, function, message, self._scope)
+        self.port.run.server.nursery.start_soon(self._work, function, scope)
 
-    async def _work(
-        self, function: Callable[[], Awaitable[None]], message: AgentMessage | None, scope: trio.CancelScope
-    ) -> None:
+    async def _work(self, function: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
         try:
             with scope:
                 await function()
             if scope.cancelled_caught and trio.current_time() >= self.deadline:
                 self.fail(errors.DeadlinePassed("the time of the call is over"))
-        except errors.AgentToolsError as error:
-            self.fail(error)
         except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
-            self.fail(errors.crashed(error, message))
+            self.fail(error if isinstance(error, errors.AgentToolsError) else errors.crashed(error, self.message))
         finally:
             self.port.open.discard(self)
             self.port.shared.exchanges -= 1
 
-    def call(self, request: ToolRequest, context: ContextActor | None, size: int) -> Found:
+    def call(self, request: messages.ToolRequest, size: int, context: ContextActor | None) -> Found:
         """Start a call, unless its client has left. Raises AgentToolsError if it was not started."""
         if self._reply is None:
             return None
-        caller = self.caller
+        caller, port = self.caller, self.port
         assert caller is not None
-        port, head = self.port, self.head
         port.shared.exchanges += 1
         if self.progress:
             port.shared.silent.add(self)
         try:
-            call = port.run.start_call(
-                request,
-                caller,
-                context,
-                self,
-                self.answered,
-                headers=head.headers,
-                size=size,
-                holding=head.holding,
-                via=port.shared.sessions,
-                translate=self.translate if self.progress else None,
-                transport=self.transport,
-            )
+            call = port.run.start_call(request, caller, context, self, self.head.headers, size)
         except errors.AgentToolsError:
             self.count_out()
             raise
@@ -289,7 +280,7 @@ class AgentExchange(Handler, StreamSink):
         if self.progress:
             shared.silent.remove(self)
 
-    def watch(self, message: ContextWatch, context: ContextActor, size: int) -> Found:
+    def watch(self, message: messages.ContextWatch, size: int, context: ContextActor) -> Found:
         return Later(message, partial(self._watch, context))
 
     async def _watch(self, context: ContextActor) -> None:

@@ -24,8 +24,7 @@ from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refu
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import errors, messages, protobuf, steps
-from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages import answers, errors, messages, protobuf, steps
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import Outgoing
 from trimcp.framing import grpc
@@ -48,6 +47,21 @@ _METHODS: Final[Mapping[str, _Method]] = {
 _NUMBER: Final = Struct("<d").pack
 _SHORT: Final = Struct(">BLBB").pack  # what stands before a progress: the frame's prefix, a tag and a length
 _loads: Final = orjson.loads
+
+
+def error_trailers(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
+    """Return the trailers of a call that ends with an error: its status, and its JSON text, if need be without data."""
+    body = error.body()
+    text = base64.b64encode(encode(body)).rstrip(b"=")
+    if len(text) > _LONGEST_ERROR:
+        text = base64.b64encode(encode({**body, "data": None})).rstrip(b"=")
+    status = grpc.GrpcStatus[error.grpc_status]
+    return (*grpc.status_trailers(status, error.message), (protobuf.ERROR_TRAILER, text.decode("ascii")))
+
+
+def error_response(error: errors.AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
+    """Return the answer to a call that consists of an error."""
+    return HttpResponse(200, (*grpc.GRPC_HEADERS, *headers, *error_trailers(error)))
 
 
 @attrs.frozen(eq=False)
@@ -100,6 +114,7 @@ class RpcExchange(AgentExchange):
     """A request that is a message of protobuf."""
 
     transport = "grpc"
+    response_of = staticmethod(error_response)
 
     caller: AgentCaller
     _method: _Method
@@ -151,7 +166,7 @@ class RpcExchange(AgentExchange):
         if timeout < math.inf:
             members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
         request = messages.read_as(messages.ToolRequest, members)
-        self.progress: bool = self._method[2] is protobuf.PB.CallEvent
+        self.progress = request.progress = self._method[2] is protobuf.PB.CallEvent
         self._both = not protobuf.in_text(message)
         if size >= _SOON:  # smaller ones cost less than to ask twice
             _, entry = self.port.run.catalog.find(request.tool_name, request.version, self.caller)
@@ -159,26 +174,23 @@ class RpcExchange(AgentExchange):
                 self._asked = None  # the session refuses the call
         left = self.receive(request, size)
         if left is not None:
-            self.work(left, request)
+            self.work(left)
 
-    def call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
+    def call(self, request: messages.ToolRequest, size: int, context: ContextActor | None) -> Found:
         message = self._asked
         if message is not None:
             if protobuf.is_large(message):
-                return Later(request, partial(self._convert_and_call, request, context, size))
+                return Later(request, partial(self._convert_and_call, request, size, context))
             self._asked = None
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
                 request.arguments = _object(messages.read_value(text, self.port.shared.settings.limits), "arguments")
             else:
                 size += steps.at_once(self._convert(message, request))
-        return super().call(request, context, size)
+        return super().call(request, size, context)
 
-    async def _convert_and_call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
+    async def _convert_and_call(self, request: messages.ToolRequest, size: int, context: ContextActor | None) -> Found:
         message, self._asked = self._asked, None
-        return self.call(request, context, size + await steps.in_turns(self._convert(message, request)))
-
-    def too_large(self, beginning: bytes) -> HttpResponse:
-        return error_response(self.oversize())
+        return self.call(request, size + await steps.in_turns(self._convert(message, request)), context)
 
     def refused(self, response: HttpResponse) -> HttpResponse:
         return error_response(refusal_error(response.status, server.refusal_text(response)))
@@ -221,7 +233,7 @@ class RpcExchange(AgentExchange):
             return _SHORT(0, size + 2, 0x0A, size) + progress
         return grpc.message_frame(grpc.text_field(1, progress))
 
-    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+    def answered(self, call: AgentCall, answer: answers.CallAnswer) -> None:
         self.count_out()
         if self._reply is None:
             return
@@ -229,7 +241,7 @@ class RpcExchange(AgentExchange):
         if error is None:
             result, status = answer.result or b"null", answer.status(extended=True)
             if self._both and len(result) >= protobuf.SOON:
-                self.work(partial(self._answer_both, request, status, result), request)
+                self.work(partial(self._answer_both, request, status, result))
                 return
             value = steps.at_once(protobuf.write_any(_loads(result), protobuf.MemberCount())) if self._both else None
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
@@ -250,7 +262,7 @@ class RpcExchange(AgentExchange):
         members = messages.as_json(message)
         return await steps.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, members, both=self._both))
 
-    async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
+    async def send(self, answer: messages.AgentMessage) -> None:
         message = await steps.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))
         self._respond(message.SerializeToString())
 
@@ -314,21 +326,3 @@ class MessageStream(EventStream):
         if reply is not None:
             self.detach()
             reply.finish(data, self.trailers)
-
-
-# Errors
-
-
-def error_trailers(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
-    """Return the trailers of a call that ends with an error: its status, and its JSON text, if need be without data."""
-    body = error.body()
-    text = base64.b64encode(encode(body)).rstrip(b"=")
-    if len(text) > _LONGEST_ERROR:
-        text = base64.b64encode(encode({**body, "data": None})).rstrip(b"=")
-    status = grpc.GrpcStatus[error.grpc_status]
-    return (*grpc.status_trailers(status, error.message), (protobuf.ERROR_TRAILER, text.decode("ascii")))
-
-
-def error_response(error: errors.AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
-    """Return the answer to a call that consists of an error."""
-    return HttpResponse(200, (*grpc.GRPC_HEADERS, *headers, *error_trailers(error)))

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import attrs
 
-from trimcp.agent_tools.answering import failed, said_of
+from trimcp.agent_tools.answering import failed
 from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages import answers, errors, messages
 from trimcp.agent_tools.messages.http import FORMS, MERGE_PATCH, HttpForm
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import MessageWriter
@@ -41,10 +40,6 @@ from trimcp.wire.jsonrpc import Malformed, parse_value
 
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _ANY_VERSION: Final = "*"
-_NOTHING: Final[Mapping[str, Any]] = {}
-
-Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], messages.AgentMessage]
-"""Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
 
 
 @attrs.define(eq=False)
@@ -73,7 +68,7 @@ class AgentHttp(AgentPort):
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return JsonExchange(self, head, None, _read_typed, value) if ours else None
+        return JsonExchange(self, head, None, None, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -108,10 +103,10 @@ class AgentHttp(AgentPort):
             return self._schemas(head)
         if path == "/agent":
             return self._upgrade(head)
-        readers = readers_of(path)
-        reader = readers.get(method)
-        if reader is None:
-            allowed = ", ".join(readers)
+        forms = forms_of(path)
+        form = forms.get(method)
+        if form is None:
+            allowed = ", ".join(forms)
             return self._refusal(405, f"{method[:20]!r} is no method of this path", ("Allow", allowed))
         if method in ("POST", "PATCH"):
             content = head.headers.get("content-type")
@@ -119,19 +114,19 @@ class AgentHttp(AgentPort):
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        exchange = self._exchange(reader, None, head)
+        exchange = self._exchange(form, None, head)
         if exchange is None:
             raise self.too_much(head)
         if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
-            head.again = partial(self._exchange, reader, self.caller(head))
+            head.again = partial(self._exchange, form, self.caller(head))
         return exchange
 
-    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> JsonExchange | None:
+    def _exchange(self, form: HttpForm, caller: AgentCaller | None, head: Head) -> JsonExchange | None:
         """Return the handler of an admitted request, or None if too much is under way.
 
         The caller is given if it is known from another request with the same head.
         """
-        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
+        return JsonExchange(self, head, caller, form) if self.has_room(head) else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -146,9 +141,11 @@ class AgentHttp(AgentPort):
         caller, most = self.caller(head), self.shared.service.max_message
 
         def opened(writer: MessageWriter) -> ConnectedSession:
-            from trimcp.agent_tools.bindings.websocket import open_agent
+            from trimcp.agent_tools.bindings.websocket import AgentStream
 
-            return open_agent(self.run, caller, self.shared.sessions, head.holding, writer)
+            connection = self.run.server.open_connected(writer, head.holding, self.shared.sessions)
+            connection.receiver = AgentStream(self.run, caller, connection.session)
+            return connection
 
         show = None if self.shared.settings.trace is None else self.shared.show
         serve = partial(self.serve, head, caller)
@@ -157,12 +154,10 @@ class AgentHttp(AgentPort):
         )
 
     def _schemas(self, head: Head) -> HttpResponse:
-        from trimcp.agent_tools.messages.messages import published
-
         if head.method not in ("GET", "HEAD"):
             return self._refusal(405, "schemas are only read", ("Allow", "GET, HEAD"))
         return HttpResponse(
-            200, (("Content-Type", "application/schema+json"), ("Cache-Control", "no-cache")), published()
+            200, (("Content-Type", "application/schema+json"), ("Cache-Control", "no-cache")), messages.published()
         )
 
     def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
@@ -171,16 +166,15 @@ class AgentHttp(AgentPort):
         return HttpResponse(status, (*response.headers, *headers), response.body)
 
 
-def failure(error: errors.AgentToolsError, said: Mapping[str, Any] = _NOTHING) -> HttpResponse:
-    """Return the response that consists of an error; `said` is what the message says of itself."""
-    body = messages.encode_message(failed(said, error))
+def failure(error: errors.AgentToolsError) -> HttpResponse:
+    """Return the response that consists of an error, to what is no message or was not read."""
+    body = messages.encode_message(failed(None, error))
     return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
 
 
 def _headers_of(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
-    if isinstance(
-        error, errors.TooMuch | errors.Draining
-    ):  # but not where a call may be half done because its provider has gone
+    # Not where a call may be half done because its provider has gone.
+    if isinstance(error, errors.TooMuch | errors.Draining):
         return (("Retry-After", str(max(1, round(error.retry_after or 1)))),)
     if error.http_status == 401:
         return (("WWW-Authenticate", "Bearer"),)
@@ -191,10 +185,11 @@ def _headers_of(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
 class JsonExchange(AgentExchange):
     """A request whose messages are JSON."""
 
-    reader: Reader
+    response_of = staticmethod(failure)
+
+    form: HttpForm | None  # of its path; None if its body says what it is
     value: Any = None  # that of the body, if it was parsed
-    _message: messages.AgentMessage | None = attrs.field(init=False, default=None)
-    _said: Mapping[str, Any] = attrs.field(init=False, default=_NOTHING)  # what a malformed message says of itself
+    _said: Any = attrs.field(init=False, default=None)  # what a malformed message says of itself
     _takes_json: bool = attrs.field(init=False, default=True)
 
     # Called by the host
@@ -205,19 +200,19 @@ class JsonExchange(AgentExchange):
         value: dict[str, Any] = {}
         try:
             value = self._object(body)
-            message = self._message = self.reader(self.head, value, self.port.run.strict)
+            message = read_request(self.form, self.head, value, self.port.run.strict)
             if isinstance(message, messages.ToolRequest):
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
-                    self._takes_json, events = accepts(accept)
-                    self.progress: bool = events
+                    self._takes_json, self.progress = accepts(accept)
+                message.progress = self.progress
             left = self.receive(message, len(body))
             if left is not None:
-                self.work(left, message)
+                self.work(left)
         except errors.AgentToolsError as error:
-            if self.reader is _read_typed:
+            if self.form is None:
                 self._said = value
-            elif self.reader is _CALL:
+            elif self.form.cls is messages.ToolRequest:
                 self._said = {**value, "type": messages.ToolRequest.type}
             self.fail(error)
 
@@ -238,15 +233,12 @@ class JsonExchange(AgentExchange):
             raise errors.MalformedMessage("the body must be a JSON object")
         return value
 
-    def too_large(self, beginning: bytes) -> HttpResponse:
-        return failure(self.oversize())
-
     # Called by the call
 
     def new_stream(self) -> EventStream:
         return EventStream(self.port.shared.open_streams, event="tool_progress")
 
-    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+    def answered(self, call: AgentCall, answer: answers.CallAnswer) -> None:
         self.count_out()
         if self._reply is None:
             return
@@ -267,10 +259,10 @@ class JsonExchange(AgentExchange):
             self._stream.name_events(message.type)
         return messages.encode_message(message)
 
-    async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
+    async def send(self, answer: messages.AgentMessage) -> None:
         version = getattr(answer, "version", None)
         headers = (("ETag", f'"{version}"'),) if isinstance(version, int) else ()
-        status = 201 if isinstance(asked, messages.ContextCreate) else 200
+        status = 201 if isinstance(self.message, messages.ContextCreate) else 200
         self._respond(status, messages.encode_message(answer), headers)
 
     def fail(self, error: errors.AgentToolsError) -> None:
@@ -279,8 +271,8 @@ class JsonExchange(AgentExchange):
             self._reply = None
             self._stream.end()
             return
-        said = self._said if self._message is None else said_of(self._message)
-        self._respond(error.http_status, messages.encode_message(failed(said, error)), _headers_of(error))
+        answer = failed(self.message or self._said, error)
+        self._respond(error.http_status, messages.encode_message(answer), _headers_of(error))
 
     def _respond(self, status: int, data: bytes, headers: tuple[tuple[str, str], ...]) -> None:
         reply, self._reply = self._reply, None
@@ -292,18 +284,15 @@ class JsonExchange(AgentExchange):
 # From requests to messages
 
 
-def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    message = messages.read_message(body, strict=strict)
-    if not message.asks or isinstance(message, messages.ContextWatch | messages.ProvideTools):
-        raise errors.MalformedMessage(f"`{message.type}` is no request of this path")
-    return message
-
-
-def _read_whole(form: HttpForm, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(form.cls, body, strict=strict)
-
-
-def _read_members(form: HttpForm, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+def read_request(form: HttpForm | None, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    """Return the message that a head and a body's object are. Raises `MalformedMessage`."""
+    if form is None:
+        message = messages.read_message(body, strict=strict)
+        if not message.asks or isinstance(message, messages.ContextWatch | messages.ProvideTools):
+            raise errors.MalformedMessage(f"`{message.type}` is no request of this path")
+        return message
+    if form.body == "*":
+        return messages.read_as(form.cls, body, strict=strict)
     found: dict[str, Any] = {}
     if form.named:  # the rest of the path, which may have slashes of its own
         found[form.named] = head.path[len(form.path) :].removesuffix(form.after)
@@ -324,26 +313,21 @@ def _read_members(form: HttpForm, head: Head, body: dict[str, Any], strict: bool
     return messages.read_as(form.cls, found, strict=strict)
 
 
-_Readers: TypeAlias = Mapping[str, Reader]
+def _forms(path: str, *, named: bool = False, after: str = "") -> Mapping[str, HttpForm]:
+    """Return the forms of a path by method; of `named` ones it is the beginning."""
+    return {form.method: form for form in FORMS if (form.path, bool(form.named), form.after) == (path, named, after)}
 
 
-def _readers(path: str, *, named: bool = False, after: str = "") -> _Readers:
-    """Return the readers of a path by method; of `named` ones it is the beginning."""
-    forms = [form for form in FORMS if (form.path, bool(form.named), form.after) == (path, named, after)]
-    return {form.method: partial(_read_whole if form.body == "*" else _read_members, form) for form in forms}
+_PATHS: Final = {form.path: _forms(form.path) for form in FORMS if not form.named}
+_ONE_TOOL: Final = _forms("/tools/", named=True)
+_ONE_CONTEXT: Final = _forms("/contexts/", named=True)
+_EVENTS: Final = _forms("/contexts/", named=True, after="/events")
 
 
-_PATHS: Final = {form.path: _readers(form.path) for form in FORMS if not form.named}
-_CALL: Final = _PATHS["/tools/call"]["POST"]
-_ONE_TOOL: Final = _readers("/tools/", named=True)
-_ONE_CONTEXT: Final = _readers("/contexts/", named=True)
-_EVENTS: Final = _readers("/contexts/", named=True, after="/events")
-
-
-def readers_of(path: str) -> _Readers:
-    """Return the readers of a path by method. Raises NothingHere if it has none."""
-    if (readers := _PATHS.get(path)) is not None:
-        return readers
+def forms_of(path: str) -> Mapping[str, HttpForm]:
+    """Return the forms of a path by method. Raises NothingHere if it has none."""
+    if (forms := _PATHS.get(path)) is not None:
+        return forms
     kind, _, name = path[1:].partition("/")
     if name in ("", "/events"):
         raise errors.NothingHere("there is nothing here; check the path of the URL")

@@ -19,19 +19,17 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import Later, failed, message_of, said_of
+from trimcp.agent_tools.answering import Later, failed, message_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.messages import answers, errors, messages
+from trimcp.agent_tools.service import AgentBinding, AgentCall, AgentRun
 from trimcp.agent_tools.watching import WatchChannel
-from trimcp.budget import MemoryAccount, MemoryCharge
-from trimcp.channel import Incoming, Kind, MessageWriter, Outgoing
+from trimcp.budget import MemoryCharge
+from trimcp.channel import Incoming, Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost
 from trimcp.session.agent_context import ContextEvent
-from trimcp.session.push import PushedConnection
 from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session
@@ -61,39 +59,25 @@ class StreamWatches:
     """All watches of one connection. Their events are sent in the order in which each context had them."""
 
     _session: Session
-    _open: dict[str, _StreamWatch] = attrs.field(init=False, factory=dict)
+    open: dict[str, _StreamWatch] = attrs.field(init=False, factory=dict)
     _late: dict[_StreamWatch, None] = attrs.field(init=False, factory=dict)
     _waiting: bool = attrs.field(init=False, default=False)  # whether a task waits for room
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, context: ContextActor, request_id: str | None) -> None:
+    def begin(self, context: ContextActor, request_id: str | None) -> None:
         """Send the context's state now, then each update, at last that it has ended. Raises AgentToolsError."""
-        if context.id in self._open:
+        if context.id in self.open:
             raise errors.MalformedMessage("this connection watches the context already")
-        if len(self._open) >= _MAX_WATCHES:
+        if len(self.open) >= _MAX_WATCHES:
             raise errors.TooMuch(f"a connection watches at most {_MAX_WATCHES} contexts")
         watch = _StreamWatch(context.whole, context=context, request_id=request_id, watches=self)
         context.attach(watch)
-        self._open[context.id] = watch
+        self.open[context.id] = watch
         self.tell(watch)
 
     def close(self, context_id: str) -> None:
         """Send nothing more of a context; no effect if it is not watched."""
-        watch = self._open.get(context_id)
+        watch = self.open.pop(context_id, None)
         if watch is not None:
-            self._close(watch)
-
-    def close_all(self) -> None:
-        """Send nothing more of any context."""
-        for watch in list(self._open.values()):
-            self._close(watch)
-
-    def _close(self, watch: _StreamWatch) -> None:
-        """Close a watch, unless it is closed: a message may find that the peer has left, which closes all of them."""
-        if self._open.get(watch.context.id) is watch:
-            del self._open[watch.context.id]
             self._late.pop(watch, None)
             watch.context.detach(watch)
 
@@ -116,14 +100,14 @@ class StreamWatches:
                 event = watch.next_now()
                 if event is None:
                     if watch.over:
-                        self._close(watch)
+                        self.close(watch.context.id)
                     return True
                 message = message_of(event)
                 message.request_id = watch.request_id
                 sink.post(Outgoing(messages.encode_message(message), Kind.NOTIFICATION))
         except Exception as error:  # what JSON does not have; that must not fail the update of somebody else
             log_crash(log, error, "telling a watcher of a context crashed")
-            self._close(watch)
+            self.close(watch.context.id)
             return True
         return False
 
@@ -149,17 +133,8 @@ _MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
 
 
-def open_agent(
-    run: AgentRun, caller: AgentCaller, via: object, holding: MemoryAccount | None, writer: MessageWriter
-) -> PushedConnection:
-    """Return one connection, whose transport pushes JSON values; `writer` writes its own. `via` is as below."""
-    opened = run.server.open_connected(writer, holding, via)
-    opened.receiver = AgentStream(run, caller, opened.session)
-    return opened
-
-
 @attrs.define(eq=False)
-class AgentStream:
+class AgentStream(AgentBinding):
     """Receives the messages of one connection in place of its session, to which it delivers the calls."""
 
     run: AgentRun
@@ -231,7 +206,8 @@ class AgentStream:
         provider, self._provider = self._provider, None
         if provider is not None:
             provider.lose(str(why))
-        self._watches.close_all()
+        for id in list(self._watches.open):
+            self._watches.close(id)
 
     # Messages
 
@@ -258,31 +234,27 @@ class AgentStream:
             if isinstance(found, Later):
                 self._wait(found, incoming.size)
             elif found is not None:
-                self._reply(found)
+                self._post(messages.encode_message(found))
         except Exception as error:  # one message must not end the connection
             self._fail(value, error)
 
-    def call(self, request: messages.ToolRequest, context: ContextActor | None, received: Incoming) -> None:
+    @property
+    def out(self) -> Sink:
+        return self.session.sink
+
+    def open_session(self) -> tuple[Session, None]:
+        return self.session, None
+
+    def call(self, request: messages.ToolRequest, received: Incoming, context: ContextActor | None) -> None:
         """Start a call, unless nobody would end it or read its answer."""
         if self.session.lost is None:
-            self.run.start_call(
-                request,
-                self.caller,
-                context,
-                self.session.sink,
-                self._answered,
-                session=self.session,
-                headers=received.headers,
-                size=received.size,
-                translate=progress_of if request.progress is True else None,
-                transport=self.transport,
-            )
+            self.run.start_call(request, self.caller, context, self, received.headers, received.size)
 
-    def watch(self, message: messages.ContextWatch, context: ContextActor, received: Incoming) -> None:
-        self._watches.open(context, message.request_id)
+    def watch(self, message: messages.ContextWatch, received: Incoming, context: ContextActor) -> None:
+        self._watches.begin(context, message.request_id)
 
-    def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        self._post(answer.encode(call.request), Kind.REPLY)
+    def answered(self, call: AgentCall, answer: answers.CallAnswer) -> None:
+        self._post(answer.encode(call.request))
 
     # Messages of a stream
 
@@ -358,9 +330,9 @@ class AgentStream:
         try:
             answer = await later.answer()
             if answer is not None:
-                self._reply(answer)
+                self._post(messages.encode_message(answer))
         except Exception as error:  # a handler's, or ours: this message's answer
-            self._fail(said_of(later.message), error)
+            self._fail(later.message, error)
         finally:
             then()
 
@@ -372,13 +344,10 @@ class AgentStream:
             error = errors.crashed(error, value)
         if type(value) is Malformed:
             value = {"request_id": value.request_id}
-        self._reply(failed(value if type(value) is dict else {}, error))
+        self._post(messages.encode_message(failed(value, error)))
 
-    def _reply(self, message: messages.AgentMessage) -> None:
-        self._post(messages.encode_message(message), Kind.REPLY)
-
-    def _post(self, data: bytes, kind: Kind) -> None:
-        self.session.sink.post(Outgoing(data, kind))
+    def _post(self, data: bytes) -> None:
+        self.session.sink.post(Outgoing(data, Kind.REPLY))
 
 
 def _memory_of(incoming: Incoming) -> int:
