@@ -165,3 +165,13 @@ def test_an_init_of_its_own_stays() -> None:
     assert Own().a == 5
     assert [field.name for field in attrs.fields(Own)] == ["a"]
     assert Own().a == 5
+
+
+def test_the_first_value_may_be_made_by_fields_of_any_name() -> None:
+    @slotted
+    class Held:
+        value: int
+        fields: str
+
+    held: Any = Held(value=1, fields="x")
+    assert (held.value, held.fields) == (1, "x")

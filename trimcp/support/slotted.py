@@ -56,7 +56,7 @@ class CompletedLater:
         """Have attrs write the methods, unless it has."""
 
     def first_init(self) -> Callable[..., None]:
-        def __init__(value: Any, *args: Any, **fields: Any) -> None:  # noqa: N807 - until attrs replaces it
+        def __init__(value: Any, /, *args: Any, **fields: Any) -> None:  # noqa: N807 - until attrs replaces it
             self.complete()
             self.cls.__init__(value, *args, **fields)
 
