@@ -13,13 +13,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trimcp import agent_tools
 from trimcp.agent_tools.client import connection as client
-from trimcp.agent_tools.client.wire import AgentTarget, Begin, Progressed, Registered
+from trimcp.agent_tools.client.wire import AgentTarget, Begin, ExchangeWire, Progressed, Registered
 from trimcp.agent_tools.messages.messages import (
     AgentMessage,
     ContextCreate,
     ContextDestroy,
     ContextDestroyed,
     ContextState,
+    ListTools,
     ProvideTools,
     ToolProgress,
     ToolRequest,
@@ -331,3 +332,23 @@ def test_the_endpoint_that_a_server_prints_is_its_url() -> None:
     assert AgentTarget("http://localhost:8080/mcp").url == "http://localhost:8080"
     assert AgentTarget("https://host/below/mcp").url == "https://host/below"
     assert AgentTarget("ws://localhost:8080/agent").url == "ws://localhost:8080/agent"
+
+
+class EndsEarly(ExchangeWire):
+    """A wire whose service ends every exchange before the last message."""
+
+    async def exchange(self, message: AgentMessage, read: object, *, stream: bool = False) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_what_ends_without_an_answer_is_a_lost_connection_over_every_wire() -> None:
+    wire = EndsEarly()
+    request = ToolRequest(tool_name="x", request_id="r")
+    asks: list[Callable[[], Awaitable[object]]] = [lambda: wire.call(request, None), lambda: wire.ask(ListTools())]
+    for ask in asks:
+        with pytest.raises(ConnectionLost, match="without an answer"):
+            await ask()
+    async with wire.watching("c") as events:
+        end = await events.receive()
+        assert isinstance(end, ConnectionLost)
+        assert "ended the watch" in str(end)

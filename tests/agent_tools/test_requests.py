@@ -34,11 +34,10 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.type)
 def test_what_a_client_sends_is_what_the_service_reads(message: messages.AgentMessage) -> None:
-    sent = _sent(message)
-    path, _, query = sent.path.partition("?")
-    head = Head(sent.method, unquote(path), query, sent.headers)
-    body = {} if sent.body is None else orjson.loads(sent.body)
-    read = read_request(forms_of(head.path)[head.method], head, body, True)
+    form, target, body, headers = _sent(message)
+    path, _, query = target.partition("?")
+    head = Head(form.method, unquote(path), query, headers)
+    read = read_request(forms_of(head.path)[head.method], head, {} if body is None else orjson.loads(body), True)
     assert (type(read), messages.as_json(read)) == (type(message), messages.as_json(message))
 
 

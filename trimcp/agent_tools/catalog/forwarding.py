@@ -94,15 +94,16 @@ class ForwardedCalls:
                 scope.cancel(reason="the process of the caller has ended")
 
     def _asked(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        number, asked = int(said["n"]), parse_value(data)
+        key = sender, int(said["n"])
+        asked = parse_value(data)
         found = self.find(said["provider"], asked["name"], asked["version"])
         if found is None or self.nursery is None:
-            self._answer(sender, number, errors.ProviderGone("the provider of this tool has disconnected"))
+            self._answer(*key, errors.ProviderGone("the provider of this tool has disconnected"))
         elif len(self._serving) >= _MOST_CALLS:
-            self._answer(sender, number, errors.TooMuch("too many calls are under way; try again later"))
+            self._answer(*key, errors.TooMuch("too many calls are under way; try again later"))
         else:
-            scope = self._serving[sender, number] = trio.CancelScope()
-            self.nursery.start_soon(self._carry_out, sender, number, scope, *found, asked["arguments"])
+            self._serving[key] = trio.CancelScope()
+            self.nursery.start_soon(self._carry_out, key, *found, asked["arguments"])
 
     def _cancelled(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         scope = self._serving.get((sender, int(said["n"])))
@@ -110,13 +111,7 @@ class ForwardedCalls:
             scope.cancel(reason=said["why"])
 
     async def _carry_out(
-        self,
-        sender: str,
-        number: int,
-        scope: trio.CancelScope,
-        provider: Provider,
-        sent: Manifest,
-        arguments: Mapping[str, Any],
+        self, key: tuple[str, int], provider: Provider, sent: Manifest, arguments: Mapping[str, Any]
     ) -> None:
         """Carry out a call of another process, with progress now and then."""
         told = -_PROGRESS
@@ -125,11 +120,11 @@ class ForwardedCalls:
             nonlocal told
             if trio.current_time() - told >= _PROGRESS:
                 told = trio.current_time()
-                self.letters.say(sender, "tool_progress", encode(list(report)), n=number)
+                self.letters.say(key[0], "tool_progress", encode(list(report)), n=key[1])
 
         answer: Any = errors.RequestCancelled("the call was cancelled")
         try:
-            with scope:
+            with self._serving[key]:
                 id = f"call_{secrets.token_urlsafe(12)}"
                 answer = {"result": await provider.call(sent, arguments, progress=progress, request_id=id)}
         except errors.AgentToolsError as error:
@@ -137,8 +132,8 @@ class ForwardedCalls:
         except Exception as error:  # a provider's, or ours: this call's answer, and nobody else's
             answer = errors.crashed(error, {"type": "tool_call"})
         finally:
-            del self._serving[sender, number]
-        self._answer(sender, number, answer)
+            del self._serving[key]
+        self._answer(*key, answer)
 
     def _answer(self, to: str, number: int, answer: Any) -> None:
         said = {"error": answer.body()} if isinstance(answer, errors.AgentToolsError) else answer

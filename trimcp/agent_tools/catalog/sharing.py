@@ -120,13 +120,11 @@ class SharedTools:
                 continue
             principal = None if (facts := each["principal"]) is None else Principal(**facts)
             caller = AgentCaller(principal, each["agent"], each["address"], each["loopback"])
-            by = None if key[2] is None or key[3] is None else self._provider(key[2], key[3], caller.agent)
+            by: RemoteProvider | None = None
+            if key[2] is not None and key[3] is not None:
+                new = RemoteProvider(self._calls, key[2], key[3], caller.agent)
+                by = self._remote.setdefault((key[2], key[3]), new)
             await self.adopt((each["sent"],), caller, by)
-
-    def _provider(self, holder: str, id: str, name: str) -> RemoteProvider:
-        if (holder, id) not in self._remote:
-            self._remote[holder, id] = RemoteProvider(self._calls, holder, id, name)
-        return self._remote[holder, id]
 
     async def _find_lost(self) -> None:
         """Forget the tools of providers whose processes are gone, and fail the calls to them and from them."""
@@ -290,8 +288,7 @@ class SharedTools:
     def forget(self, provider: Provider) -> None:
         """Note that a provider has disconnected: its tools are offered nowhere any more."""
         self.remove_soon([each for each in self.table.offered() if each.by is provider])
-        if provider in self._ids:
-            del self._ids[provider]
+        self._ids.pop(provider, None)
 
 
 def _versions(data: bytes | None) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ import trio
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Events, Progressed
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, DeadlinePassed, NotAllowed, RequestCancelled, error_from
+from trimcp.agent_tools.messages.pending import PendingAnswer
 from trimcp.channel import require_trio
 from trimcp.errors import InvalidReply, LocalError, McpError
 from trimcp.session.agent_context import ContextEvent
@@ -395,9 +396,7 @@ class ToolCalling:
     progress: trio.MemoryReceiveChannel[messages.ToolProgress] = attrs.field(init=False)
     _progress_in: trio.MemorySendChannel[messages.ToolProgress] = attrs.field(init=False)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    _done: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _outcome: Any = attrs.field(init=False, default=None)
-    _error: Exception | None = attrs.field(init=False, default=None)
+    _result: PendingAnswer = attrs.field(init=False, factory=PendingAnswer)
 
     def __attrs_post_init__(self) -> None:
         self._progress_in, self.progress = trio.open_memory_channel[messages.ToolProgress](_PROGRESS_KEPT)
@@ -407,23 +406,18 @@ class ToolCalling:
 
         Cancelling this does not cancel the call; leaving the block does.
         """
-        await self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._outcome
+        return await self._result.answer()
 
     async def run(self, request: messages.ToolRequest, on_input: OnInput | None) -> None:
         """Make the call."""
-        self._error = LocalError("the block of this call was left before the result was there")
         try:
             with self._scope:
-                self._outcome = await self._agent.complete(request, self._progressed, on_input)
-                self._error = None
+                self._result.resolve(await self._agent.complete(request, self._progressed, on_input))
         except Exception as error:  # any failure; `result` raises it in the caller's task
-            self._error = error
+            self._result.resolve(error=error)
         finally:
             self._progress_in.close()
-            self._done.set()
+            self._result.resolve(error=LocalError("the block of this call was left before the result was there"))
 
     def leave(self) -> None:
         """Cancel the call unless its answer is there."""

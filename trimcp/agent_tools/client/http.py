@@ -17,7 +17,7 @@ import trio
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.client.wire import AnswerT, ReadValue
 from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
+from trimcp.agent_tools.messages.http import MERGE_PATCH, HttpForm, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.engine import ExchangeBroken
@@ -39,17 +39,6 @@ async def open_http(target: wire.AgentTarget) -> AsyncIterator[HttpWire]:
     )
     async with server.exchanges() as http:
         yield HttpWire(http, Backoff(target.retries), Inbox(max_message=target.max_message))
-
-
-@attrs.frozen
-class _Sent:
-    """A request as HTTP has it. Its path has no part of the service's URL."""
-
-    method: str
-    path: str
-    body: bytes | None  # a JSON text, or None for none
-    headers: dict[str, str]
-    repeatable: bool  # it may be carried out twice
 
 
 @attrs.define(eq=False)
@@ -75,13 +64,13 @@ class HttpWire(wire.ExchangeWire):
 
         Raises as `AgentWire` says, and AuthorizationError if no access token could be obtained.
         """
-        sent = _sent(message, stream=stream)
-        url = self._http.url.partition("?")[0].rstrip("/") + sent.path
+        form, path, body, headers = _sent(message, stream=stream)
+        url = self._http.url.partition("?")[0].rstrip("/") + path
         attempt = 0
         while True:
             why: Exception
             try:
-                async with self._http.open(sent.method, sent.headers, sent.body, url=url) as reply:
+                async with self._http.open(form.method, headers, body, url=url) as reply:
                     try:
                         if reply.content_type == EVENT_STREAM and reply.status < 300:
                             return await self._read_events(reply, read)
@@ -94,7 +83,7 @@ class HttpWire(wire.ExchangeWire):
                 why = _lost(broken)
                 passing = not isinstance(broken, NotAuthorized)
                 failure = AttemptFailure(broken.why, untouched=broken.nothing_sent, passing=passing)
-            pause = self._backoff.before_next(attempt, failure, repeatable=sent.repeatable)
+            pause = self._backoff.before_next(attempt, failure, repeatable=form.repeatable)
             if pause is None:
                 raise why
             await trio.sleep(pause)
@@ -150,8 +139,13 @@ class HttpWire(wire.ExchangeWire):
             raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
 
 
-def _sent(message: messages.AgentMessage, *, stream: bool = False) -> _Sent:
-    """Return the request of HTTP that a message is; its answer may be a `stream`."""
+def _sent(
+    message: messages.AgentMessage, *, stream: bool = False
+) -> tuple[HttpForm, str, bytes | None, dict[str, str]]:
+    """Return the form, path, body and headers of the request that a message is; its answer may be a `stream`.
+
+    The path has no part of the service's URL. The headers are those beside the common ones.
+    """
     form = form_of(message)
     if form is None:
         raise LocalError(f"{message.type} has no request over HTTP")
@@ -176,7 +170,7 @@ def _sent(message: messages.AgentMessage, *, stream: bool = False) -> _Sent:
         if message.version is not None:
             headers["if-match"] = f'"{message.version}"'
     whole = f"{path}?{urlencode(query)}" if query else path
-    return _Sent(form.method, whole, None if body is None else encode(body), headers, form.repeatable)
+    return form, whole, None if body is None else encode(body), headers
 
 
 def _part(name: str) -> str:

@@ -26,7 +26,7 @@ class PendingAnswer:
             self.value, self.error = value, error
             self.resolved.set()
 
-    async def answer(self, cancel: Callable[[str], object]) -> Any:
+    async def answer(self, cancel: Callable[[str], object] = lambda why: None) -> Any:
         """Wait for the answer. If that is cancelled before it has come, `cancel` is called with the reason."""
         try:
             await self.resolved.wait()
