@@ -466,7 +466,7 @@ async def test_what_a_process_was_not_asked_before_it_was_gone_is_for_the_next_h
         assert (await call.done()).json["result"]["content"][0]["text"] == "not asked"
 
 
-async def test_what_comes_while_a_process_has_no_lease_is_refused_for_now(autojump_clock: Any) -> None:
+async def test_what_comes_while_a_process_has_no_lease_waits_and_is_refused_for_now(autojump_clock: Any) -> None:
     """Nobody could answer it: the name that others know is that of before."""
     async with replicas() as ([_, two], visitor):
         await visitor.initialize()
@@ -482,11 +482,85 @@ async def test_what_comes_while_a_process_has_no_lease_is_refused_for_now(autoju
         two.store.opened = opened_later  # type: ignore[method-assign]
         two.die()
         await trio.sleep(two.store.lease)
-        with trio.fail_after(60):
+        with trio.fail_after(6):
             assert (await (await far.call("echo", text="hi")).done()).status == 503
-            opening.set()
-            await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(6):
+            async with trio.open_nursery() as nursery:
+                waiting = list[Answer]()
+
+                async def ask() -> None:
+                    waiting.append(await (await far.call("echo", text="hi")).done())
+
+                nursery.start_soon(ask)
+                await trio.sleep(3)
+                assert not waiting, "for a while it waits"
+                opening.set()
+            assert waiting[0].json["result"]
+
+
+async def asked_for_a_name(visitor: Visitor) -> tuple[Answer, dict[str, Any]]:
+    """Call what asks for a name; return the call, and the client's answer to its question."""
+    asked = await visitor.call("ask")
+    await asked.events(2)
+    id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
+    return asked, {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["holder unknown", "holder known"])
+@pytest.mark.parametrize("leaves", [False, True], ids=["refused", "left"])
+async def test_an_answer_that_could_not_be_handed_over_reaches_its_call_all_the_same(
+    known: bool, leaves: bool, autojump_clock: Any
+) -> None:
+    """Its client was told to try later, or has left, and says it no more: the call would wait for ever."""
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize({"elicitation": {}})
+        far = two.visit(visitor)
+        if known:
             assert (await (await far.call("echo", text="hi")).done()).json["result"]
+        asked, answer = await asked_for_a_name(visitor)
+        two.store.broken = OSError("out of order")
+        said = await far.post(answer)
+        if leaves and not said.finished:
+            said.leave()
+        await trio.sleep(2 * two.store.lease)
+        assert said.gone or (said.status, said.headers["retry-after"]) == (503, "1")
+        assert not asked.finished
+        two.store.broken = None
+        began = trio.current_time()
+        assert (await asked.done()).messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+        assert trio.current_time() - began <= two.store.lease / 2
+        sharing: Any = two.face.shared.sharing
+        await trio.testing.wait_all_tasks_blocked()
+        assert not sharing._asked
+        assert sharing._asking == 0
+        assert one.hub.sessions[visitor.session or ""].holder == one.store.name
+
+
+async def test_a_request_that_was_refused_is_not_carried_out_later(autojump_clock: Any) -> None:
+    """Its client knows that it was not begun, and may have asked elsewhere."""
+    journal: list[str] = []
+    async with replicas(2, journals=[journal, []]) as ([_, two], visitor):
+        await visitor.initialize()
+        two.store.broken = OSError("out of order")
+        refused = await (await two.visit(visitor).call("wait", seconds=1)).done()
+        assert refused.status == 503
+        two.store.broken = None
+        await trio.sleep(20)
+        assert journal == []
+
+
+async def test_answers_that_wait_for_the_store_are_bounded(autojump_clock: Any) -> None:
+    async with replicas(2, max_exchanges=3) as ([_, two], visitor):
+        await visitor.initialize({"elicitation": {}})
+        _, answer = await asked_for_a_name(visitor)
+        two.store.broken = OSError("out of order")
+        for _ in range(10):
+            assert (await two.visit(visitor).post(answer)).status == 503
+        sharing: Any = two.face.shared.sharing
+        assert len(sharing._asked) == 3
+        two.store.broken = None
+        await trio.sleep(two.store.lease)
+        assert not sharing._asked
 
 
 async def test_a_request_that_has_moved_twice_is_asked_once(autojump_clock: Any) -> None:

@@ -27,7 +27,7 @@ from trimcp.transports.http.interfaces import (
 from trimcp.transports.http.state.held import GatedReply, HeldSession
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, ERRORS, OVERLOADED
-from trimcp.wire.jsonrpc import JSON, Batch, Message, Notification, Request, RequestId, parse
+from trimcp.wire.jsonrpc import JSON, Batch, ErrorResponse, Message, Notification, Request, RequestId, Response, parse
 
 _CHANGING: Final = frozenset(
     ("initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe", "resources/unsubscribe")
@@ -169,6 +169,21 @@ class RemoteReply(HttpReply):
         self._room.unpark_all()
 
 
+@attrs.define(eq=False)
+class Unread(HttpReply):
+    """A reply to a client that has left, or was told already to try later."""
+
+    handler: Handler | None = None
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    @property
+    def gone(self) -> bool:
+        return False
+
+
 def later(id: RequestId | None, *headers: tuple[str, str], ending: bool = False) -> HttpResponse:
     """Return the refusal of a request whose session cannot be found just now; `ending`: because this process ends."""
     if not ending:
@@ -207,9 +222,11 @@ def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
         found.start(body, reply)
 
 
-def asks(body: bytes) -> bool:
-    """Return whether a body wants an answer."""
-    return isinstance(parse(body), Request | Batch)
+def is_said_once(body: bytes) -> bool:
+    """Return whether a body has only what no client says again when it was refused: answers and notifications."""
+    message = parse(body)
+    members = message.members if isinstance(message, Batch) else (message,)
+    return all(isinstance(member, Response | ErrorResponse | Notification) for member in members)
 
 
 def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:

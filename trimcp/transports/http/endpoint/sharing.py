@@ -31,8 +31,9 @@ from trimcp.transports.http.endpoint.shared_exchange import (
     RemoteReply,
     SharedExchange,
     SharedGet,
+    Unread,
     answer,
-    asks,
+    is_said_once,
     later,
     read_head,
     written,
@@ -58,22 +59,29 @@ _MOST_HOLDERS: Final = 10_000  # sessions elsewhere of which is known who holds 
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
 _PAUSE: Final = 0.5  # seconds before a store that failed is tried again
+_PATIENCE: Final = 5.0  # seconds that a request waits for a lease
 _KEY: Final = "requestState"
 _ANYTHING: Final = ""  # may have changed
 
 
 @attrs.define(eq=False)
 class Forwarded(Handler):
-    """A request whose session another process holds: it is handed over, and what comes back is sent on."""
+    """A request whose session another process holds: it is handed over, and what comes back is sent on.
+
+    Of an answer, or a notification, a client that was told to try later says nothing again, and the call that asked for
+    it would wait for ever. So it is handed over as soon as that goes, even if its client was refused or has left.
+    """
 
     sharing: SessionSharing
     head: Head
-    holder: str
+    holder: str  # "": nobody knows yet
     number: int = attrs.field(init=False, default=0)
     letter: Letter | None = attrs.field(init=False, default=None)  # with the request,
     place: int = attrs.field(init=False, default=0)  # and its number in the queue of what is written
     begun: bool = attrs.field(init=False, default=False)  # whether the response has
     size: int = attrs.field(init=False, default=0)  # of the body
+    _resting: bool = attrs.field(init=False, default=False)  # until it is tried again,
+    _pause: float = attrs.field(init=False, default=_PAUSE)  # after so many seconds
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _body: bytes = attrs.field(init=False, default=b"")
     _attempts: int = attrs.field(init=False, default=0)
@@ -89,7 +97,13 @@ class Forwarded(Handler):
 
     def start(self, body: bytes, reply: HttpReply) -> None:
         self._body, self._reply, self.size = body, reply, len(body)
-        self._ask()
+        self._begin(reply)
+
+    def _begin(self, reply: HttpReply) -> None:
+        if self.holder and self.sharing.has_lease:
+            self._ask()
+        else:
+            self._refuse(reply)
 
     def _ask(self) -> None:
         self._attempts += 1
@@ -103,6 +117,9 @@ class Forwarded(Handler):
         return self.sharing.shared.too_large(self.head, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
+        if not self.begun and self._is_said_once:
+            self._reply = Unread()
+            return
         self._reply = None
         self.sharing.forget(self)
         self.sharing.letters.say(self.holder, "left", n=self.number, slow=slow)
@@ -153,28 +170,56 @@ class Forwarded(Handler):
 
     async def again(self) -> None:
         """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
-        reply, body = self._reply, self._body
-        if reply is None:
-            return
         self.sharing.forget_holder(self.head)
-        found = None if self._attempts >= _ATTEMPTS else await self.sharing.find(self.head)
-        if isinstance(found, Forwarded):
+        exhausted = self._attempts >= _ATTEMPTS
+        found = None if exhausted or self._reply is None else await self.sharing.find(self.head)
+        if (reply := self._reply) is None:  # the client has left
+            return
+        if exhausted:
+            self._refuse(reply)
+        elif isinstance(found, Forwarded):
             self.holder = found.holder
-            self._ask()
-            return
-        if self._reply is None:  # the client has left meanwhile
-            return
-        self._reply, self._body = None, b""
-        if found is None and self._attempts < _ATTEMPTS and "mcp-session-id" in self.head.headers:
-            found = self.sharing.admit(self.head)
-        answer(found or later(None, ending=self.sharing.shared.draining), body, reply)
+            self._begin(reply)
+        else:
+            body, self._reply, self._body = self._body, None, b""
+            if found is None and "mcp-session-id" in self.head.headers:
+                found = self.sharing.admit(self.head)
+            answer(found or self._later, body, reply)
+
+    @property
+    def _is_said_once(self) -> bool:
+        return self.head.method == "POST" and is_said_once(self._body)
+
+    @property
+    def _later(self) -> HttpResponse:
+        return later(None, *self.head.reply_headers, ending=self.sharing.shared.draining)
+
+    def _refuse(self, reply: HttpReply) -> None:
+        """Have the client try later."""
+        self._reply = None
+        self.sharing.forget(self)
+        reply.send(self._later)
+        if self._is_said_once and self.sharing.has_room:
+            self._reply, self._resting, self.number = Unread(), True, self.sharing.ask(self)
+            self.sharing.nursery.start_soon(self._insist)
+
+    async def _insist(self) -> None:
+        """Try again what the client will not."""
+        await trio.sleep(self._pause)
+        self._resting, self._attempts, self._pause = False, 0, min(2 * self._pause, self.sharing.store.lease / 2)
+        self.sharing.forget(self)
+        if "mcp-session-id" in self.head.headers:
+            await self.again()
+        elif self._reply is not None:  # of HTTP+SSE, where no other process ever has the session
+            self._begin(self._reply)
 
     def fail(self) -> None:
         """End the request with an error, because the holder is gone, or is told no more."""
-        reply, self._reply = self._reply, None
-        self.sharing.forget(self)
-        if reply is None:
+        reply = self._reply
+        if reply is None or self._resting:
             return
+        self._reply = None
+        self.sharing.forget(self)
         if self.begun:
             # What was answered is kept: a client that knows how reads the rest, with the error, from the next holder.
             reply.finish()
@@ -184,7 +229,7 @@ class Forwarded(Handler):
             headers = (*JSON_HEADERS, *self.head.reply_headers)
             reply.send(HttpResponse(200, headers, lost_call(message.id)))
         else:
-            reply.send(later(None, *self.head.reply_headers))
+            self._refuse(reply)
 
 
 @attrs.define(eq=False)
@@ -211,11 +256,12 @@ class SessionSharing:
     _holding: Holding = attrs.field(init=False)
     _counts: SharedCounts = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
-    _nursery: trio.Nursery = attrs.field(init=False)
+    nursery: trio.Nursery = attrs.field(init=False)
     _publishing: bool = attrs.field(init=False, default=False)
     _untold: bool = attrs.field(init=False, default=False)  # whether others have missed a change
     _ready: bool = attrs.field(init=False, default=False)
-    _named: bool = attrs.field(init=False, default=False)  # whether others can answer: not while there is no lease
+    # set while there is a lease: otherwise nobody could answer, since the name that others know is that of before
+    _leased: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
         shared = self.shared
@@ -232,7 +278,7 @@ class SessionSharing:
             "ask": self._serve,
             "left": self._leave,
             "taken": self._note_taken,
-            "change": self._take_change,
+            "change": lambda sender, said, data: self._publish(said["changed"], said["list"]),
             "turn": lambda sender, said, data: counts.come(str(said["id"])),
             "gone": self._take_loss,
         }
@@ -245,7 +291,7 @@ class SessionSharing:
     async def running(self, end: Callable[[], object]) -> AsyncIterator[None]:
         """Share while the block runs. `end` ends all sessions, after it. Raises OSError: the store cannot be opened."""
         async with open_service_nursery() as nursery:
-            self._nursery = nursery
+            self.nursery = nursery
             await nursery.start(self._run)
             try:
                 with self._holding.keeper.listening(self._changed):
@@ -283,7 +329,7 @@ class SessionSharing:
             keeper.use_state_key(await self.store.agree(_KEY, os.urandom(32)))
         if (auth := self.shared.settings.auth) is not None:
             await auth.share(self.store)
-        self._named = True
+        self._leased.set()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.queue.run)
@@ -297,7 +343,7 @@ class SessionSharing:
                 await self._keep_lease()
                 nursery.cancel_scope.cancel()
         finally:
-            self._named = False
+            self._leased = trio.Event()
             with trio.move_on_after(_LAST, shield=True):
                 await self.queue.flush()
                 await self._counts.flush()
@@ -333,9 +379,13 @@ class SessionSharing:
         shared = self.shared
         if id is None or not shared.routing.keeps_sessions or shared.sessions.has(id):
             return None
-        if (
-            known := self._holders.get(id)
-        ) is not None:  # who has lost it says so, and its letters are refused if it ended
+        if not self.has_lease and not shared.draining:
+            with trio.move_on_after(_PATIENCE):
+                await self._leased.wait()
+        if not self.has_lease:
+            return Forwarded(self, head, "")
+        known = self._holders.get(id)  # who has lost it says so, and its letters are refused if it ended
+        if known is not None:
             return self.forward(head, known)
         try:
             for _ in range(_ATTEMPTS):
@@ -352,8 +402,10 @@ class SessionSharing:
                 if await self._take(id, kept, head) or shared.sessions.has(id):
                     return None
         except OSError as error:
-            log.warning("a session was not found: %s", error)
-        return later(None, ending=shared.draining)
+            if not self.failing:
+                log.warning("a session was not found: %s", error)
+            self.failing = True
+        return Forwarded(self, head, "")
 
     async def _take(self, id: str, kept: KeptSession, head: Head) -> bool:
         """Hold a session whose holder is gone; False if somebody else was first. A stranger takes nothing."""
@@ -383,11 +435,19 @@ class SessionSharing:
             return True
 
     def forward(self, head: Head, holder: str) -> Admitted:
-        if not self._named:
-            return later(None, ending=self.shared.draining)
-        if len(self._asked) >= self.shared.settings.max_exchanges or self._asking > _MOST_ASKED:
+        if not self.has_room:
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
         return Forwarded(self, head, holder)
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether others know this process by its name."""
+        return self._leased.is_set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request may be handed over."""
+        return len(self._asked) < self.shared.settings.max_exchanges and self._asking <= _MOST_ASKED
 
     def exchange(self, head: Head) -> type[Exchange]:
         """Return the class of the exchange that answers a POST."""
@@ -434,9 +494,6 @@ class SessionSharing:
             if not self._asked:
                 self._answered.unpark_all()
 
-    def _take_change(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        self._publish(said["changed"], said["list"])
-
     def _leave(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (reply := self.replies.get((sender, int(said["n"])))) is not None:
             reply.leave(said["slow"])
@@ -451,7 +508,7 @@ class SessionSharing:
 
     def _ask_again(self, asked: Forwarded) -> None:
         self.forget(asked)
-        self._nursery.start_soon(asked.again)
+        self.nursery.start_soon(asked.again)
 
     def _take_part(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (asked := self._asked_of(sender, said)) is not None:
@@ -468,7 +525,7 @@ class SessionSharing:
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
             self.letters.say(sender, "moved", n=number)
             return
-        if id and self.shared.draining and asks(body):  # its calls may finish; what is new is for its next holder
+        if id and self.shared.draining and not is_said_once(body):  # what is new is for its next holder
             self._put_off.setdefault(id, []).append((sender, number))
             return
         reply = self.replies[sender, number] = RemoteReply(self.letters, self.replies, sender, number)
