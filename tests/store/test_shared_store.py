@@ -322,6 +322,25 @@ async def test_events_are_read_in_order_after_a_number(world: World) -> None:
         assert await two.after("s", 7, 0) == []
 
 
+async def test_of_what_is_written_together_that_alone_is_refused_which_others_hold(world: World) -> None:
+    def event(session: str, seq: int, fence: int = 1) -> AppendEvent:
+        return AppendEvent(session, fence, 1, seq, b"%d" % seq)
+
+    async with opened(world) as (one, two):
+        await one.commit([new("ours")])
+        await two.commit([new("theirs")])
+        refused = [event("theirs", 1), event("theirs", 2), event("ours", 9, fence=2)]
+        writes = [event("ours", 1), refused[0], event("ours", 2), refused[1], refused[2], event("ours", 3)]
+        writes += [DropEvents("ours", 1, 1, before=3), event("ours", 4), Letter(two.name, b"x"), event("ours", 5)]
+        found = await one.commit(writes)
+        assert len(found) == len(refused)
+        assert all(write in found for write in refused)
+        await two.commit([event("theirs", 7)])
+        assert await seqs(two, "theirs", 1) == [7]
+        assert (await seqs(two, "ours", 1))[-3:] == [3, 4, 5]
+        assert await some(two, 1) == [b"x"]
+
+
 async def test_events_are_dropped_by_stream(world: World) -> None:
     async with opened(world) as (one, two):
         await one.commit([new("s"), *(AppendEvent("s", 1, stream, n, b"x") for n in (1, 2, 3) for stream in (1, 2))])

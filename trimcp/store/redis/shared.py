@@ -10,6 +10,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from struct import Struct
 from typing import Final
 from urllib.parse import quote
@@ -44,55 +45,73 @@ _EVER: Final = 10 * 365 * 86_400  # seconds
 _LAST: Final = 2.0  # seconds for giving up the lease
 
 # KEYS: the lease, all processes; then for each session it and its events, for each receiver its lease and its mailbox.
-# ARGV: the process, the number of the commit, the most letters; then for each write what it is, the place of its keys,
-# and three arguments.
+# ARGV: the process, the number of the commit, the most letters; then for each change what it is, the place of its keys,
+# the fence or who is written to, how many values it has, and these. What is known of a session or a mailbox is asked
+# once.
 _COMMIT_BODY: Final = """
 local mine = redis.call('HMGET', KEYS[1], 'commit', 'refused')
 if mine[1] == ARGV[2] then return mine[2] end
-local most, refused = tonumber(ARGV[3]), {}
+local most, refused, room, fences = tonumber(ARGV[3]), {}, {}, {}
 local function send(lease, mailbox, data)
-  if redis.call('EXISTS', lease) == 0 or redis.call('XLEN', mailbox) >= most then return false end
+  local left = room[mailbox]
+  local first = not left
+  if first then left = redis.call('EXISTS', lease) == 1 and most - redis.call('XLEN', mailbox) or 0 end
+  room[mailbox] = left - 1
+  if left < 1 then return false end
   redis.call('XADD', mailbox, '*', 'letter', data)
-  redis.call('PEXPIRE', mailbox, 3600000)
+  if first then redis.call('PEXPIRE', mailbox, 3600000) end
   return true
 end
-local function change(what, session, events, fence, first, second)
-  local held = redis.call('HMGET', session, 'holder', 'fence')
+local function change(what, session, events, fence, values)
   if not mine[1] then return false end
-  if what == 'new' and not held[1] then
+  if not fences[session] then
+    local held = redis.call('HMGET', session, 'holder', 'fence')
+    fences[session] = not held[1] and 'none' or held[1] == ARGV[1] and held[2] or 'taken'
+  end
+  if what == 'new' and fences[session] == 'none' then
     redis.call('HSET', session, 'holder', ARGV[1], 'fence', fence)
-  elseif held[1] ~= ARGV[1] or held[2] ~= fence then
+    fences[session] = fence
+  elseif fences[session] ~= fence then
     return false
   end
-  if what == 'new' or what == 'save' or what == 'release' then
-    redis.call('HSET', session, 'data', first)
-    if what == 'release' then redis.call('HSET', session, 'holder', '') end
-    redis.call('PEXPIRE', session, second)
-    redis.call('PEXPIRE', events, second)
-  elseif what == 'append' then
-    redis.call('ZADD', events, 0, first)
+  if what == 'append' then
+    local scored = {}
+    for n, value in ipairs(values) do scored[2 * n - 1], scored[2 * n] = 0, value end
+    redis.call('ZADD', events, unpack(scored))
     if redis.call('PTTL', events) < 0 then redis.call('PEXPIREAT', events, redis.call('PEXPIRETIME', session)) end
   elseif what == 'drop' then
-    redis.call('ZREMRANGEBYLEX', events, first, second)
-  else
+    redis.call('ZREMRANGEBYLEX', events, values[1], values[2])
+  elseif what == 'end' then
     redis.call('DEL', session, events)
+    fences[session] = 'none'
+  else
+    redis.call('HSET', session, 'data', values[1])
+    if what == 'release' then
+      redis.call('HSET', session, 'holder', '')
+      fences[session] = 'taken'
+    end
+    redis.call('PEXPIRE', session, values[2])
+    redis.call('PEXPIRE', events, values[2])
   end
   return true
 end
-for at = 4, #ARGV, 5 do
-  local what, key = ARGV[at], tonumber(ARGV[at + 1])
+local at, number = 4, 0
+while at <= #ARGV do
+  local what, key, who, values = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], {}
+  for n = 1, tonumber(ARGV[at + 3]) do values[n] = ARGV[at + 3 + n] end
   local done
   if what == 'letter' then
-    done = send(KEYS[key], KEYS[key + 1], ARGV[at + 3])
+    done = send(KEYS[key], KEYS[key + 1], values[1])
   elseif what == 'copy' then
     done = true
-    if not send(KEYS[key], KEYS[key + 1], ARGV[at + 3]) and redis.call('EXISTS', KEYS[key]) == 0 then
-      redis.call('SREM', KEYS[2], ARGV[at + 2])
+    if not send(KEYS[key], KEYS[key + 1], values[1]) and redis.call('EXISTS', KEYS[key]) == 0 then
+      redis.call('SREM', KEYS[2], who)
     end
   else
-    done = change(what, KEYS[key], KEYS[key + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+    done = change(what, KEYS[key], KEYS[key + 1], who, values)
   end
-  if not done then refused[#refused + 1] = (at - 4) / 5 end
+  if not done then refused[#refused + 1] = number end
+  at, number = at + 4 + #values, number + 1
 end
 local text = table.concat(refused, ' ')
 if mine[1] then redis.call('HSET', KEYS[1], 'commit', ARGV[2], 'refused', text) end
@@ -266,37 +285,50 @@ class RedisStore(SharedStore):
         if any(isinstance(write, Letter) and write.to is None for write in writes):
             names = await self._redis.commands.repeat("SMEMBERS", self._key("processes"))
             others = [name.decode() for name in names if name.decode() != self.name]
-        keys, values = [self._lease_of(self.name), self._key("processes")], list[Part]()
-        places, carried = dict[tuple[str, str], int](), list[Write]()
+        keys = [self._lease_of(self.name), self._key("processes")]
+        places, changes, carried = dict[tuple[str, str], int](), list[list[Part]](), list[list[Write]]()
+        appended = dict[str, int]()  # which change appends the latest events of a session
 
-        def add(what: str, of: tuple[str, str], write: Write, first: Part, second: Part = "", third: Part = "") -> None:
+        def add(what: str, of: tuple[str, str], write: Write, who: Part, *values: Part) -> None:
             place = places.get(of)
             if place is None:
                 place = places[of] = len(keys) + 1
                 keys.extend(of)
-            values.extend((what, place, first, second, third))
-            carried.append(write)
+            changes.append([what, place, who, 0, *values])
+            carried.append([write])
 
         for write in writes:
+            if isinstance(write, AppendEvent):
+                event = _PLACE.pack(write.stream, write.seq) + write.data
+                latest = appended.get(write.session)
+                if latest is not None and changes[latest][2] == write.fence:
+                    changes[latest].append(event)
+                    carried[latest].append(write)
+                else:
+                    appended[write.session] = len(changes)
+                    add("append", self._places(write.session), write, write.fence, event)
+                continue
             if isinstance(write, Letter):
                 for name in others if write.to is None else (write.to,):
                     what = "copy" if write.to is None else "letter"
                     add(what, (self._lease_of(name), self._mailbox_of(name)), write, name, write.data)
                 continue
             place = self._places(write.session)
+            appended.pop(write.session, None)
             match write:
                 case SaveSession():
                     what = "new" if write.new else "release" if write.release else "save"
                     add(what, place, write, write.fence, write.data, round(write.ttl * 1000))
                 case EndSession():
                     add("end", place, write, write.fence)
-                case AppendEvent():
-                    add("append", place, write, write.fence, _PLACE.pack(write.stream, write.seq) + write.data)
                 case DropEvents():
                     add("drop", place, write, write.fence, *_range(write.stream, write.before))
+        for change in changes:
+            change[3] = len(change) - 4
         script = _FREE if all(isinstance(write, EndSession | DropEvents) for write in writes) else _COMMIT
+        values = chain.from_iterable(changes)
         text = await self._redis.commands.script(script, keys, self.name, self._commits, MOST_LETTERS, *values)
-        return [carried[int(number)] for number in bytes(text).split()]
+        return [write for number in bytes(text).split() for write in carried[int(number)]]
 
     async def load(self, session: str) -> KeptSession | None:
         holder, fence, data = await self._redis.commands.repeat(
