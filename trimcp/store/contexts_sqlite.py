@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -13,7 +12,7 @@ import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.store.database import Database, FileKind
-from trimcp.store.peers import FilePeers
+from trimcp.store.peers import SharedFile
 from trimcp.wire.jsonrpc import encode, parse_value
 
 _KIND: Final = FileKind(
@@ -61,7 +60,7 @@ T = TypeVar("T")
 
 
 @attrs.define(eq=False)
-class SqliteContexts(ContextStore):
+class SqliteContexts(SharedFile, ContextStore):
     """Contexts in a file, for the processes of one machine.
 
     A commit waits for the disk (write-ahead log, `synchronous=FULL`), and one commit has all updates that arrived
@@ -75,10 +74,8 @@ class SqliteContexts(ContextStore):
         path: the file; made if it does not exist. Several processes of one machine may use it at once.
     """
 
-    path: Path = attrs.field(converter=Path)
     shared: bool = attrs.field(init=False, default=_KIND.shared)
-    _database: Database | None = attrs.field(init=False, default=None)
-    _peers: FilePeers | None = attrs.field(init=False, default=None)
+    _kind = _KIND
     _seen: int = attrs.field(init=False, default=0)  # the latest change that `changed` has returned
 
     @asynccontextmanager
@@ -90,26 +87,10 @@ class SqliteContexts(ContextStore):
                 another process.
             ValueError: it is another kind of file, which was not changed.
         """
-        self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)
-        try:
+        async with self._used() as database:
             if self.shared:
-                self._peers = FilePeers(self.path)
                 self._seen, _ = await database.read(lambda database: _changed(database, 0))
             yield
-        finally:
-            self._database = None
-            if self._peers is not None:
-                self._peers.close()
-                self._peers = None
-            # A thread that has the file cannot be given up: its lock would stay until the process ends.
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(database.close)
-
-    @property
-    def _open(self) -> Database:
-        if self._database is None:
-            raise OSError(f"the contexts in {str(self.path)!r} are not open")
-        return self._database
 
     async def counts(self) -> Mapping[Owner, int]:
         return await self._open.read(_counts)
@@ -130,10 +111,6 @@ class SqliteContexts(ContextStore):
         if keys:
             self._wake()
         return keys
-
-    def _wake(self) -> None:
-        if self._peers is not None:
-            self._peers.wake()
 
     @property
     def alone(self) -> bool:

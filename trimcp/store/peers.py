@@ -1,4 +1,4 @@
-"""How processes that share a file wake each other: by Unix datagrams that say "look". The file has all the rest."""
+"""A file that processes share. They wake each other by Unix datagrams that say "look"; the file has all the rest."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import secrets
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+import attrs
 import trio
 
+from trimcp.store.database import Database, FileKind
 from trimcp.support.files import UnusableFile, advice
 
 _LOOK: Final = b"!"
@@ -102,3 +105,45 @@ class FilePeers:
         with suppress(OSError):
             os.unlink(self.name, dir_fd=self._folder)
         os.close(self._folder)
+
+
+@attrs.define(eq=False)
+class SharedFile:
+    """A store in an SQLite file, and the other processes on it, where the system has sockets for that."""
+
+    path: Path = attrs.field(converter=Path)
+    _database: Database | None = attrs.field(init=False, default=None)
+    _peers: FilePeers | None = attrs.field(init=False, default=None)
+    _kind: ClassVar[FileKind]
+
+    @asynccontextmanager
+    async def _used(self, end: Callable[[Database], object] = Database.close) -> AsyncIterator[Database]:
+        """Keep the file open while the block runs; `end` closes it, in a thread.
+
+        Raises:
+            OSError: it cannot be opened, or another store of this process has it; where it cannot be shared (Windows),
+                another process.
+            ValueError: it is another kind of file, which was not changed.
+        """
+        self._database = database = await trio.to_thread.run_sync(Database, self.path, self._kind)
+        try:
+            self._peers = FilePeers(self.path) if self._kind.shared else None
+            yield database
+        finally:
+            self._database, peers, self._peers = None, self._peers, None
+            # A thread that has the file cannot be given up: its lock would stay until the process ends.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(end, database)
+            if peers is not None:
+                peers.close()
+
+    @property
+    def _open(self) -> Database:
+        if self._database is None:
+            raise OSError(f"the {self._kind.what} in {str(self.path)!r} are not open")
+        return self._database
+
+    def _wake(self) -> None:
+        """Have the others look."""
+        if self._peers is not None:
+            self._peers.wake()

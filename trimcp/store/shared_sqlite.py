@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
 import attrs
-import trio
 
 from trimcp.errors import LocalError
 from trimcp.store.counted_sqlite import COUNTED, change_records, first_use, forget_counted, give_turns, records
 from trimcp.store.database import Database, FileKind
-from trimcp.store.peers import FilePeers
+from trimcp.store.peers import SharedFile
 from trimcp.store.shared import (
     LEASE,
     MOST_LETTERS,
@@ -64,7 +62,7 @@ _EXPIRED: Final = 500  # sessions forgotten in one transaction
 
 
 @attrs.define(eq=False, field_transformer=checked())
-class SqliteStore(SharedStore):
+class SqliteStore(SharedFile, SharedStore):
     """What the processes of one machine keep together, in a file that they all name.
 
     A commit does not wait for the disk: kill -9 loses nothing, a power cut the last few. A process that was killed is
@@ -75,11 +73,9 @@ class SqliteStore(SharedStore):
         lease: seconds.
     """
 
-    path: Path = attrs.field(converter=Path)
     lease: float = LEASE
     name: str = attrs.field(init=False, default="")
-    _database: Database | None = attrs.field(init=False, default=None)
-    _peers: FilePeers | None = attrs.field(init=False, default=None)
+    _kind = _KIND
     _unread: bool = attrs.field(init=False, default=True)  # there may be letters, whatever datagrams say
 
     @asynccontextmanager
@@ -93,25 +89,11 @@ class SqliteStore(SharedStore):
         """
         if not _KIND.shared:
             raise LocalError("processes share sessions in a file on Linux and macOS only")
-        self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)
-        try:
-            self._peers = peers = FilePeers(self.path)
-            self.name, self._unread = peers.name, True
-            await database.change(lambda database: self._begin(database))
+        async with self._used(self._end) as database:
+            assert self._peers is not None
+            self.name, self._unread = self._peers.name, True
+            await database.change(self._begin)
             yield
-        finally:
-            self._database, peers_now, self._peers = None, self._peers, None
-            # A thread that has the file cannot be given up: its lock would stay until the process ends.
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._end, database)
-            if peers_now is not None:
-                peers_now.close()
-
-    @property
-    def _open(self) -> Database:
-        if self._database is None:
-            raise OSError(f"the sessions in {str(self.path)!r} are not open")
-        return self._database
 
     def _begin(self, database: Database) -> None:
         database.ask("INSERT INTO processes VALUES (?, ?)", self.name, time.monotonic() + self.lease)

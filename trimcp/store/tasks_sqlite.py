@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
 import trio
 
 from trimcp.store.database import Database, FileKind
-from trimcp.store.peers import FilePeers
+from trimcp.store.peers import SharedFile
 from trimcp.store.tasks import COLUMNS, KeptTask, TaskStore, facts_of, noted, restored
 from trimcp.wire.jsonrpc import encode
 
@@ -67,7 +66,7 @@ _WAITING: Final = (
 
 
 @attrs.define(eq=False)
-class SqliteTasks(TaskStore):
+class SqliteTasks(SharedFile, TaskStore):
     """Tasks in a file, for the processes of one machine. All work on it is done in a thread.
 
     A change is answered once the disk has it (write-ahead log, `synchronous=FULL`). The file has arguments, results
@@ -79,10 +78,7 @@ class SqliteTasks(TaskStore):
     """
 
     durable = True
-
-    path: Path = attrs.field(converter=Path)
-    _database: Database | None = attrs.field(init=False, default=None)
-    _peers: FilePeers | None = attrs.field(init=False, default=None)
+    _kind = _KIND
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -92,23 +88,8 @@ class SqliteTasks(TaskStore):
             OSError: it cannot be opened, or another store of this process has it.
             ValueError: it is another kind of file, which was not changed.
         """
-        self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)
-        try:
-            self._peers = FilePeers(self.path) if _KIND.shared else None
+        async with self._used():
             yield
-        finally:
-            self._database, peers, self._peers = None, self._peers, None
-            if peers is not None:
-                peers.close()
-            # A thread that has the file cannot be given up: its lock would stay until the process ends.
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(database.close)
-
-    @property
-    def _open(self) -> Database:
-        if self._database is None:
-            raise OSError(f"the tasks in {str(self.path)!r} are not open")
-        return self._database
 
     async def create(self, task: KeptTask) -> None:
         values = _values(task)
@@ -130,8 +111,8 @@ class SqliteTasks(TaskStore):
             return None if before is None else bool(before != updated)
 
         changed = await self._open.change(change)
-        if changed and self._peers is not None:  # a checkpoint alone concerns nobody
-            self._peers.wake()
+        if changed:  # a checkpoint alone concerns nobody
+            self._wake()
         return changed is not None
 
     async def load(self, id: str) -> KeptTask | None:
@@ -225,8 +206,8 @@ class SqliteTasks(TaskStore):
     async def _change(self, function: Callable[[Database], T], *, wake: bool = True) -> T:
         """Change the file, and have other processes look at it."""
         result = await self._open.change(function)
-        if wake and self._peers is not None:
-            self._peers.wake()
+        if wake:
+            self._wake()
         return result
 
 
