@@ -381,6 +381,9 @@ def replicas(session: nox.Session) -> None:
     chosen = [argument for argument in session.posargs if argument != "--short"] or ["tests/replicas", *tasks]
     env = {"TRIMCP_REPLICAS_SECONDS": "8" if short else "60"}
     with timed(session):
+        if not session.posargs:  # what each test of the protocol asks for, with sessions in Redis; `tests` has SQLite
+            over_redis = ("tests/interaction", "-k", "redis", "-n", WORKERS)
+            session.run("pytest", "-q", *over_redis, env={"TRIMCP_REDIS": "1"})
         session.run("pytest", "-s", *(["-m", "not slow"] if short else []), *chosen, env=env)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trio.testing import MockClock
 
-from tests.interaction.links import EVERY_PAIR, IN_MEMORY, TRANSPORTS, Links, speaks
+from tests.interaction.links import EVERY_PAIR, IN_MEMORY, IN_REDIS, TRANSPORTS, Links, speaks
 from tests.interaction.without_trio import KINDS
+from tests.store.redis_server import redis_server
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 
 PROXIED = "proxied"
@@ -67,9 +69,23 @@ def clock(transport: str) -> Any:
     return MockClock(autojump_threshold=0) if transport.partition(", ")[0] in IN_MEMORY else None
 
 
+@pytest.fixture(scope="session")
+def redis() -> Iterator[str]:
+    with redis_server() as server:
+        yield server.url
+
+
 @pytest.fixture
-def links(transport: str, revision: Revision, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Links:
+def links(
+    transport: str,
+    revision: Revision,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+) -> Links:
     name, _, special = transport.partition(", ")
     proxied, behind = special == PROXIED, special == BEHIND
     without = "" if proxied or behind else special
-    return Links(name, revision, tmp_path / "journal", caplog, without=without, proxied=proxied, behind=behind)
+    kept = request.getfixturevalue("redis") if name == IN_REDIS else ""
+    path = tmp_path / "journal"
+    return Links(name, revision, path, caplog, without=without, proxied=proxied, behind=behind, redis=kept)

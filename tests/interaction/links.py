@@ -33,6 +33,8 @@ from trimcp.run import in_process
 from trimcp.session.drive import drive
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
+from trimcp.store.redis.shared import RedisStore
+from trimcp.store.shared import SharedStore
 from trimcp.store.shared_sqlite import SqliteStore
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.settings import HttpSettings
@@ -42,12 +44,15 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.revisions import OLDEST, Revision
 
 LOCAL = (*IN_MEMORY, "stdio")
-STORED = "http with a store"
-STREAMABLE = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix", STORED)
+IN_SQLITE, IN_REDIS = "http with a store", "http with redis"
+OVER_HTTP = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix", IN_SQLITE)
+STREAMABLE = (*OVER_HTTP, IN_REDIS)
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn", "websocket by http/2")
 SSE = ("http+sse", "http+sse by http/2")
-TRANSPORTS = (*LOCAL, *STREAMABLE, *SSE, *WEBSOCKET, "grpc")
+WITH_REDIS: Final = bool(os.environ.get("TRIMCP_REDIS"))
+"""Whether sessions are kept in Redis, too: `nox -s replicas` wants it so."""
 
+TRANSPORTS = (*LOCAL, *OVER_HTTP, *((IN_REDIS,) if WITH_REDIS else ()), *SSE, *WEBSOCKET, "grpc")
 
 EVERY_PAIR: Final = bool(os.environ.get("TRIMCP_MATRIX"))
 """Whether this is `nox -s matrix`, with every transport in every revision."""
@@ -76,6 +81,7 @@ class Links:
         module: what makes the server, and is the program of one that is a child.
         proxied: whether a proxy of ours is served in place of the server, which is behind it in the same process.
         other: what a proxy speaks with the server behind it, if that is another revision.
+        redis: the URL of a Redis, where sessions are kept in one.
         behind: whether the server is reached through a proxy in this process, which clients are connected to.
     """
 
@@ -96,6 +102,7 @@ class Links:
     proxied: bool = False
     behind: bool = False
     other: Revision | None = None
+    redis: str = ""
     _place: ServedHere | None = None
     _relay: Relay | None = None
     _ending: bool = False
@@ -231,8 +238,8 @@ class Links:
     async def _served(self) -> AsyncIterator[Any]:
         """Serve over sockets, and yield what to connect to."""
         server = self.served.make_server(Journal(self.path))
-        store = SqliteStore(self.path.with_name("sessions.db")) if self.transport == STORED else None
-        settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50, store=store)
+        reply = "sse" if self.transport == "http as events" else "auto"
+        settings = HttpSettings(reply=reply, retry=50, store=self._store())
         async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:
             once = {"retries": 0} if self.at_once and self.transport.startswith("http") else {}
             if self.mortal:
@@ -244,6 +251,11 @@ class Links:
                     yield self._place.target(client=client, **once)
             else:
                 yield self._place.target(**once)
+
+    def _store(self) -> SharedStore | None:
+        if self.transport == IN_REDIS:
+            return RedisStore(self.redis, prefix=str(self.path))
+        return SqliteStore(self.path.with_name("sessions.db")) if self.transport == IN_SQLITE else None
 
     def shut_down(self) -> None:
         """Tell the server to end in an orderly way, as a signal does."""
