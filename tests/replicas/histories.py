@@ -95,3 +95,28 @@ def told(histories: Sequence[History]) -> str:
         f"{len(calls)} calls ({how}), {events} events, {resumed} resumptions, the slowest {slowest:.1f} s; "
         f"{counted} updates of contexts and {unknown} unknown; {heard} changes heard"
     )
+
+
+@attrs.frozen
+class Judged:
+    """What became of the clients of one test."""
+
+    name: str
+    histories: Sequence[History]
+    longest: float  # seconds that a call might take
+
+
+def table(tried: Iterable[Judged]) -> list[str]:
+    """Return a table of what clients went through, in Markdown: that of docs/reliability/replicas.md."""
+    lines = ["| | calls | result | one error | events | resumed | updates | changes heard | slowest call |"]
+    lines.append("| --- " * 9 + "|")
+    for each in tried:
+        calls = [history for history in each.histories if isinstance(history, CallHistory)]
+        answered = sum(call.ends == ["result"] for call in calls)
+        cells = [len(calls), answered, len(calls) - answered, sum(len(call.numbers) for call in calls)]
+        cells.append(sum(call.resumed for call in calls))
+        cells.append(sum(history.acknowledged for history in each.histories if isinstance(history, CounterHistory)))
+        cells.append(sum(history.heard for history in each.histories if isinstance(history, WatchHistory)))
+        slowest = f"{max((call.seconds for call in calls), default=0.0):.1f} s of {each.longest:.1f}"
+        lines.append(f"| {each.name} | {' | '.join(f'{cell:,}' for cell in cells)} | {slowest} |")
+    return lines

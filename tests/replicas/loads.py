@@ -35,6 +35,7 @@ class Load:
     histories: list[History] = attrs.field(factory=list)
     stopping: bool = False
     said: list[str] = attrs.field(factory=list)  # errors of clients, for whoever reads a failure
+    at_work: set[str] = attrs.field(factory=set)  # the clients that were answered
     _counted: dict[str, CounterHistory] = attrs.field(factory=dict)
 
     def told(self, who: str, error: BaseException) -> None:
@@ -53,6 +54,7 @@ class Load:
                 continue
             call = await client.count(COUNT, PAUSE)
             self.histories.append(call)
+            self.at_work.add(f"raw {revision}")
             begun = call.ends != ["session lost"]
             if call.ends == ["refused"]:
                 await trio.sleep(0.1)
@@ -83,6 +85,7 @@ class Load:
             await self.once(f"ours {revision}", COUNT, lambda call: self._count(session, call))
             number += 1
             await self.once(f"ours {revision} asked", 0, lambda call: self._choose(session, number))
+            self.at_work.add(f"ours {revision}")
 
         while not self.stopping:
             await self.connected(program, revision, talk)
@@ -103,6 +106,7 @@ class Load:
                         watch.missed.append(watch.heard)
                         return
                     watch.heard += 1
+                    self.at_work.add(watch.name)
                     await trio.sleep(PAUSE)
 
         program = trimcp.Client("watching", "1.0")
@@ -170,6 +174,7 @@ class Load:
                         context = agent.existing_context(name)
                         while not self.stopping:
                             await self._raise(context, counter)
+                            self.at_work.add(name)
             except (trimcp.McpError, trio.TooSlowError) as error:
                 self.told(f"agent {name}", error)
                 await trio.sleep(0.1)
@@ -219,6 +224,7 @@ class Load:
                     self.told(who, RuntimeError(said["why"]))
                 else:
                     self.histories.append(CallHistory(**said))
+                    self.at_work.add(who)
         assert process.stderr is not None
         errors = b"".join([data async for data in process.stderr])
         if errors:
@@ -232,8 +238,11 @@ AGENTS = ("counter-1", "counter-2")
 
 @asynccontextmanager
 async def busy(url: str, *, agents: bool = True, official: bool = True) -> AsyncIterator[Load]:
-    """Keep a site busy while the block runs; then all clients come to an end, and there are their histories."""
-    load = Load(url)
+    """Keep a site busy while the block runs, in which all clients are at work.
+
+    Then all come to an end, and there are their histories.
+    """
+    load, clients = Load(url), {f"raw {revision}" for revision in OLDER}
     if agents:
         async with agent_tools.connect(url.removesuffix("/mcp")) as agent:
             for name in AGENTS:
@@ -244,12 +253,18 @@ async def busy(url: str, *, agents: bool = True, official: bool = True) -> Async
         for revision in ("2025-11-25", NEWEST):
             nursery.start_soon(load.ours, revision)
             nursery.start_soon(load.watching, revision)
+            clients |= {f"ours {revision}", f"watch {revision}"}
         if agents:
             for name in AGENTS:
                 nursery.start_soon(load.agent, name)
+                clients.add(name)
         if official:
             for mode in ("legacy", "auto"):
                 nursery.start_soon(load.official, mode)
+                clients.add(f"official {mode}")
+        with trio.fail_after(LONG):
+            while not clients <= load.at_work:  # noqa: ASYNC110
+                await trio.sleep(0.02)
         yield load
         load.stopping = True
         nursery.cancel_scope.deadline = trio.current_time() + 2 * LONG

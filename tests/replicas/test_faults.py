@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.replicas.histories import read, told, write, wrong
+from tests.replicas.histories import Judged, read, told, write, wrong
 from tests.replicas.loads import COUNT, PAUSE, Load, busy
 from tests.replicas.topology import LEASE, redis_replicas, replicas, sqlite_workers
 from tests.store.history import CallHistory
@@ -34,6 +34,8 @@ LONGEST = COUNT * PAUSE + LEASE + 6.0
 LONGEST_OF_WORKERS = LONGEST + 8.0 - LEASE  # whose lease is the usual one
 
 HISTORIES = Path("build", "replicas")
+JUDGED: list[Judged] = []
+"""What was tried and found right, for the table in the end."""
 
 
 def judge(load: Load, name: str, longest: float = LONGEST, **how: bool) -> list[Any]:
@@ -44,6 +46,7 @@ def judge(load: Load, name: str, longest: float = LONGEST, **how: bool) -> list[
     print(f"\n{name}: {told(histories)}")
     said = wrong(histories, longest, **how)
     assert said == [], "\n".join([*said, *load.said])
+    JUDGED.append(Judged(name, histories, longest))
     return histories
 
 
