@@ -529,7 +529,7 @@ async def test_an_answer_that_could_not_be_handed_over_reaches_its_call_all_the_
         began = trio.current_time()
         assert (await asked.done()).messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
         assert trio.current_time() - began <= two.store.lease / 2
-        sharing: Any = two.face.shared.sharing
+        sharing: Any = two.face.sharing
         await trio.testing.wait_all_tasks_blocked()
         assert not sharing._asked
         assert sharing._asking == 0
@@ -556,7 +556,7 @@ async def test_answers_that_wait_for_the_store_are_bounded(autojump_clock: Any) 
         two.store.broken = OSError("out of order")
         for _ in range(10):
             assert (await two.visit(visitor).post(answer)).status == 503
-        sharing: Any = two.face.shared.sharing
+        sharing: Any = two.face.sharing
         assert len(sharing._asked) == 3
         two.store.broken = None
         await trio.sleep(two.store.lease)
