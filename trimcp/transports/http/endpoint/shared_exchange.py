@@ -169,19 +169,11 @@ class RemoteReply(HttpReply):
         self._room.unpark_all()
 
 
-@attrs.define(eq=False)
-class Unread(HttpReply):
-    """A reply to a client that has left, or was told already to try later."""
-
-    handler: Handler | None = None
-
-    @property
-    def waiting(self) -> int:
-        return 0
-
-    @property
-    def gone(self) -> bool:
-        return False
+def unread(letters: PostBox) -> HttpReply:
+    """Return a reply that says nothing: its client has left, or was told already to try later."""
+    reply = RemoteReply(letters, {}, "", 0)
+    reply.end()
+    return reply
 
 
 def later(id: RequestId | None, *headers: tuple[str, str], ending: bool = False) -> HttpResponse:

@@ -31,11 +31,11 @@ from trimcp.transports.http.endpoint.shared_exchange import (
     RemoteReply,
     SharedExchange,
     SharedGet,
-    Unread,
     answer,
     is_said_once,
     later,
     read_head,
+    unread,
     written,
 )
 from trimcp.transports.http.interfaces import (
@@ -118,7 +118,7 @@ class Forwarded(Handler):
 
     def disconnected(self, slow: str | None = None) -> None:
         if not self.begun and self._is_said_once:
-            self._reply = Unread()
+            self._reply = unread(self.sharing.letters)
             return
         self._reply = None
         self.sharing.forget(self)
@@ -200,7 +200,7 @@ class Forwarded(Handler):
         self.sharing.forget(self)
         reply.send(self._later)
         if self._is_said_once and self.sharing.has_room:
-            self._reply, self._resting, self.number = Unread(), True, self.sharing.ask(self)
+            self._reply, self._resting, self.number = unread(self.sharing.letters), True, self.sharing.ask(self)
             self.sharing.nursery.start_soon(self._insist)
 
     async def _insist(self) -> None:
