@@ -157,6 +157,7 @@ class Shares(Generic[T]):
         return next(iter(used), None) if times >= FAR else None
 
 
+@attrs.define(eq=False)
 class OwnerCounts:
     """How many of something each owner has, of a number for all.
 
@@ -164,13 +165,10 @@ class OwnerCounts:
     owner gets half of it, two get a third each, and there is always one left for somebody else.
     """
 
-    __slots__ = ("_counts", "_total", "most", "what")
-
-    def __init__(self, most: int, what: str) -> None:
-        self.most: int = most
-        self.what: str = what
-        self._counts: dict[str, int] = {}
-        self._total = 0
+    most: int
+    what: str
+    _counts: dict[str, int] = attrs.field(init=False, factory=dict)
+    _total: int = attrs.field(init=False, default=0)
 
     def admit(self, owner: str) -> bool:
         """Count one more and return True, or log that there are too many and return False."""
@@ -278,19 +276,17 @@ class Table(BoundedShares[S]):
 W = TypeVar("W", bound=Evictable)
 
 
+@attrs.define(eq=False)
 class Places(Generic[W]):
     """Work under way, by owner: at most `most` pieces. When full, an owner with far more than the newcomer loses one.
 
     Entering and leaving costs a fraction of a microsecond, because nothing is sorted before the places are full.
     """
 
-    __slots__ = ("_owners", "most", "taken", "what")
-
-    def __init__(self, most: int, what: str) -> None:
-        self.most: int = most
-        self.what: str = what  # the name of a piece in the security log
-        self.taken: int = 0  # how many there are
-        self._owners: dict[str, dict[Hashable, W]] = {}  # of each the oldest first
+    most: int
+    what: str  # the name of a piece in the security log
+    taken: int = attrs.field(init=False, default=0)  # how many there are
+    _owners: dict[str, dict[Hashable, W]] = attrs.field(init=False, factory=dict)  # of each the oldest first
 
     def __iter__(self) -> Iterator[W]:
         return iter([work for owned in self._owners.values() for work in owned.values()])

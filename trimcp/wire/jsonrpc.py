@@ -366,19 +366,15 @@ def _member(value: Any) -> _Member:
     params = value.get("params")
     # null counts as none, as for every optional member: some write it so
     if params is not None and type(params) is not dict:
-        return _bad_params(id, type(params) is list)
+        # JSON-RPC allows arrays and MCP does not, so they are invalid parameters of a valid request.
+        code = INVALID_PARAMS if type(params) is list else INVALID_REQUEST
+        known, text = _readable(id), "params must be an object"
+        return Malformed(code, text, known, "params", is_notification=id is _ABSENT, is_request=known is not None)
     if type(id) is int or type(id) is str:
         return Request(id, method, params)
     if id is _ABSENT:
         return Notification(method, params)
     return _invalid("a request's id must be a string or an integer", None, "id")
-
-
-def _bad_params(id: Any, is_list: bool) -> Malformed:
-    """JSON-RPC allows arrays and MCP does not, so they are invalid parameters of a valid request."""
-    code = INVALID_PARAMS if is_list else INVALID_REQUEST
-    known, text = _readable(id), "params must be an object"
-    return Malformed(code, text, known, "params", is_notification=id is _ABSENT, is_request=known is not None)
 
 
 def _readable(id: Any) -> RequestId | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
+import attrs
 import trio
 
 from trimcp.framing.grpc import PREFIX, GrpcDecoder, GrpcFault, GrpcStatus, decode_text, status_of_http, whole_message
@@ -14,7 +15,7 @@ from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, name_of
 from trimcp.transports.http.h2.heads import ResponseFields
-from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
 
 WINDOW: Final = 256 * 1024
 """Bytes of one call that may wait here unread."""
@@ -46,17 +47,34 @@ class CallFailed(trio.BrokenResourceError):
         self.begun: bool = begun
 
 
-class Carrier(Protocol):
-    """The connection of a call."""
+@attrs.define(eq=False)
+class Carrier(EngineUser):
+    """The connection of calls: what they say is written here."""
 
-    engine: Engine
-    writer: H1Writer
+    engine: Engine = attrs.field(init=False)
+    writer: H1Writer = attrs.field(init=False)
+    lost: str | None = attrs.field(init=False, default=None)  # why it has ended, or None
+    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _corked: bool = attrs.field(init=False, default=False)  # whether what is said is gathered
+    _ended: int = attrs.field(init=False, default=0)  # calls that have ended in this turn
 
     def flush(self) -> None:
-        """Write what the engine has to say."""
+        """Write what the engine has to say, unless more is gathered first."""
+        out = self.engine.out
+        if out and not self._corked and self.lost is None:
+            data = bytes(out)
+            out.clear()
+            if self._ended == 1:  # the only one who goes on in this turn
+                self._ended = 0
+                self.writer.write(data)
+            else:
+                self.writer.gather(data)
 
     def call_ended(self) -> None:
         """Note that there is room for another call."""
+        self._ended += 1
+        if self._room:
+            self._room.unpark_all()
 
 
 class Http2Call(Http2Stream):

@@ -19,13 +19,12 @@ from trimcp.framing.grpc import GrpcStatus, encode_timeout, message_frame
 from trimcp.support.deadlines import Deadlines
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
+from trimcp.transports.grpc.calls import WINDOW, CallFailed, Carrier, Http2Call
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block, write_field
-from trimcp.transports.http.h2.interface import EngineUser
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
@@ -39,26 +38,19 @@ _LIMITS: Final = HttpLimits()
 
 
 @attrs.define(eq=False)
-class Http2Client(EngineUser):
+class Http2Client(Carrier):
     """A connection to one server. `run` has to run while it is used."""
 
     _stream: trio.abc.Stream  # the connection, which this takes over; closed when `run` ends
     authority: str  # the server's name, for the header `:authority`
     secure: bool = False  # whether it is under TLS
     keep_alive: KeepAlive = KEEP_ALIVE  # pings and time limits for a silent server
-    lost: str | None = attrs.field(init=False, default=None)  # why it has ended, or None
-    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when it has
-    # `engine`, `writer`: for the calls
-    engine: Engine = attrs.field(init=False)
-    writer: H1Writer = attrs.field(init=False)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when it has ended
     _wire: Wire = attrs.field(init=False)
     _blocks: dict[Any, bytes] = attrs.field(init=False, factory=dict)  # heads, as they are sent
-    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _written: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _served: int | None = attrs.field(init=False, default=None)  # the last call that the server serves, if it said so
-    _corked: bool = attrs.field(init=False, default=False)  # whether what is said is gathered
     _owed: int = attrs.field(init=False, default=0)  # bytes of answers to frames since nothing waited to be written
-    _ended: int = attrs.field(init=False, default=0)  # calls that have ended in this turn
     _heard: float = attrs.field(init=False, factory=trio.current_time)
     _closing: bool = attrs.field(init=False, default=False)
 
@@ -161,26 +153,6 @@ class Http2Client(EngineUser):
         if timeout is not None and timeout < math.inf:
             block += write_field("grpc-timeout", encode_timeout(timeout))
         return block
-
-    # Called by calls
-
-    def flush(self) -> None:
-        """Write what the engine has to say, unless more is gathered first."""
-        out = self.engine.out
-        if out and not self._corked and self.lost is None:
-            data = bytes(out)
-            out.clear()
-            if self._ended == 1:  # the only one who goes on in this turn
-                self._ended = 0
-                self.writer.write(data)
-            else:
-                self.writer.gather(data)
-
-    def call_ended(self) -> None:
-        """Note that there is room for another call."""
-        self._ended += 1
-        if self._room:
-            self._room.unpark_all()
 
     # Called by the writer
 

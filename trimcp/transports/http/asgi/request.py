@@ -167,7 +167,8 @@ class HttpCall:
     async def _read(self, handler: Handler) -> bytes | HttpResponse | None:
         """Return the body, the response to one that is too large or too slow, or None if the client left."""
         body, counted, most, size, kept = Gathered(), MemoryCharge(self.holding), handler.max_body, 0, 0
-        hopeless = self._announced() > most
+        length = self.head.headers.get("content-length", "")  # the server has checked it
+        hopeless = length.isascii() and length.isdigit() and int(length[:_MAX_DIGITS]) > most
         try:
             with trio.move_on_after(self.limits.body_timeout) as scope:
                 while not self._received:
@@ -194,11 +195,6 @@ class HttpCall:
             return plain(408, "the body took too long")
         finally:
             counted.set(0)
-
-    def _announced(self) -> int:
-        """Return the size of the body from its head, which the server has checked."""
-        length = self.head.headers.get("content-length", "")
-        return int(length[:_MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
     # The response
 

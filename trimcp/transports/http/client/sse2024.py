@@ -28,7 +28,7 @@ from trimcp.transports.http.client.policy import AttemptFailure, error_in
 from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
 from trimcp.transports.targets import origin
 from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import Malformed, Message, RequestId, Response
+from trimcp.wire.jsonrpc import Malformed, RequestId, Response
 
 _MAX_BODY: Final = 64 * 1024
 _MOMENT: Final = 1.0
@@ -150,7 +150,9 @@ class SseConnection:
                 self._handshake = outgoing.request_id
             elif method == "server/discover":
                 # The probe for the modern era is answered with an error here, without asking the server.
-                self._state.inbox.post(Incoming(_no_probe(outgoing)))
+                text = "HTTP+SSE is a transport of the legacy era"
+                refused = Malformed(INVALID_REQUEST, text, outgoing.request_id, "shape", is_response=True)
+                self._state.inbox.post(Incoming(refused))
                 return
         async with self._lock:
             await self.known.wait()
@@ -193,8 +195,3 @@ class SseConnection:
         _log.debug("a %s was not taken: %s", outgoing.kind.value, failure.why)
         if outgoing.kind is Kind.REQUEST:
             self._state.give_up(outgoing.request_id, failure)
-
-
-def _no_probe(outgoing: Outgoing) -> Message:
-    text = "HTTP+SSE is a transport of the legacy era"
-    return Malformed(INVALID_REQUEST, text, outgoing.request_id, "shape", is_response=True)
