@@ -11,7 +11,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, TextMessage
 
 from tests.peers.websockets import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame
-from trimcp.framing.frames import FrameFault, FrameGate, MessageGate, text_frame
+from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.wire.jsonrpc import Malformed
 
 MASK = b"\x01\x02\x03\x04"
@@ -27,16 +27,18 @@ def fragments(pieces: list[bytes], *, masked: bool = True) -> list[bytes]:
     return frames
 
 
-def pass_through(gate: FrameGate, data: bytes, steps: list[int]) -> bytes:
-    """Feed the data in chunks of these sizes, again and again, and take all there is after each."""
+def pass_through(gate: FrameGate, data: bytes, steps: list[int]) -> tuple[list[bytes], bytes]:
+    """Feed the data in chunks of these sizes, again and again; return the messages and the control frames in them."""
+    texts: list[bytes] = []
     passed, at, turn = b"", 0, 0
     while at < len(data):
         step = steps[turn % len(steps)]
         feed(gate, data[at : at + step])
         at, turn = at + step, turn + 1
+        texts += gate.take_texts()
         while piece := gate.take(65536):
             passed += piece
-    return passed
+    return texts, passed
 
 
 def feed(gate: FrameGate, data: bytes) -> None:
@@ -76,25 +78,15 @@ def test_what_passes_is_what_was_said(said: tuple[list[list[bytes]], list[int]],
         for each in fragments(pieces, masked=masked):
             data += frame(FIN | PING, b"!", masked=masked) + each
     gate = FrameGate(LIMIT, masked=masked)
-    heard = events_of(pass_through(gate, data, steps), masked=masked)
+    heard, controls = pass_through(gate, data, steps)
     texts = [b"".join(pieces) for pieces in messages]
-    expected = [text if len(text) <= LIMIT else b"" for text in texts]
-    assembled, under_way = [], ""
-    for event in heard:
-        if isinstance(event, TextMessage):
-            under_way += event.data
-            if event.message_finished:
-                assembled.append(under_way.encode())
-                under_way = ""
-    assert assembled == expected
-    assert sum(isinstance(event, Ping) for event in heard) == sum(map(len, messages))
+    assert heard == [text if len(text) <= LIMIT else b"" for text in texts]
+    pings = events_of(controls, masked=masked)
+    assert [type(event) for event in pings] == [Ping] * sum(map(len, messages))
     ids = [each.id for each in gate.oversized]
     assert ids == [id for id, text in enumerate(texts) if len(text) > LIMIT]
     assert gate.fault is None
-    assert gate.messages == len(messages)
-    for text in expected:
-        gate.consumed(len(text))
-    assert gate.messages == gate.weight == 0
+    assert gate.weight == 0
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -111,43 +103,48 @@ def test_a_message_becomes_one_frame(size: int, masked: bool) -> None:
 def test_a_message_of_the_limit_passes_and_a_larger_one_does_not() -> None:
     gate = FrameGate(LIMIT, masked=True)
     whole = frame(FIN | TEXT, b"x" * LIMIT)
-    assert pass_through(gate, whole, [1000]) == whole
+    assert pass_through(gate, whole, [1000]) == ([b"x" * LIMIT], b"")
     assert not gate.oversized
-    assert events_of(pass_through(gate, frame(FIN | TEXT, request(7, LIMIT)), [1000])) == [TextMessage("")]
+    assert pass_through(gate, frame(FIN | TEXT, request(7, LIMIT)), [1000]) == ([b""], b"")
     told = gate.oversized.pop(0)
     assert isinstance(told, Malformed)
     assert (told.id, told.reason) == (7, "size")
 
 
-def test_a_complete_frame_is_handed_on_although_the_next_has_begun() -> None:
+def test_a_message_is_there_although_the_next_has_begun() -> None:
     gate = FrameGate(LIMIT, masked=True)
     first, second = frame(FIN | TEXT, b"{}"), frame(FIN | TEXT, b"[]")
     gate.feed(first + second[:7])
-    assert gate.take(100) == first + second[:7]
+    assert (gate.take_texts(), gate.unfinished) == ([b"{}"], True)
     gate.feed(second[7:])
-    assert gate.take(100) == second[7:]
+    assert (gate.take_texts(), gate.unfinished) == ([b"[]"], False)
     assert gate.empty
 
 
-def test_a_frame_that_comes_in_drops_is_handed_on_in_larger_pieces() -> None:
+def test_a_message_that_comes_in_drops_is_whole() -> None:
     gate = FrameGate(100_000, masked=True)
-    sizes = []
     data = frame(FIN | TEXT, b"x" * 50_000)
     for at in range(len(data)):
+        assert not gate.texts
         gate.feed(data[at : at + 1])
-        if piece := gate.take(65536):
-            sizes.append(len(piece))
-    assert sum(sizes) == len(data)
-    assert len(sizes) <= 13
+    assert gate.take_texts() == [b"x" * 50_000]
 
 
-def test_a_large_message_is_handed_on_in_pieces() -> None:
+def test_what_is_taken_is_bounded_and_the_rest_is_weighed() -> None:
     gate = FrameGate(100_000, masked=True)
-    gate.feed(b"".join(fragments([b"x" * 25_000] * 4)))
+    gate.feed(frame(FIN | PING, b"x" * 100) * 10)
     pieces = []
-    while piece := gate.take(30_000):
+    while piece := gate.take(300):
         pieces.append(len(piece))
-    assert pieces == [14, 30_000, 30_000, 30_000, 10_000]
+    assert pieces == [300, 300, 300, 160]
+    gate.feed(b"".join(frame(FIN | TEXT, b"x" * size) for size in (1, 20, 300)))
+    weights = [gate.weight]
+    for size in (1, 20, 300):
+        assert gate.take_texts(1) == [b"x" * size]
+        weights.append(gate.weight)
+    each = weights[2] - 300
+    assert each > 0, "a message counts for more than its text"
+    assert weights == [321 + 3 * each, 320 + 2 * each, 300 + each, 0]
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -175,9 +172,9 @@ def test_faults(frames: list[tuple[int, bytes]], code: int, masked: bool) -> Non
     good = frame(FIN | TEXT, b"{}", masked=masked)
     *before, last = [frame(first, payload, masked=masked) for first, payload in frames]
     passed = pass_through(gate, good + b"".join(before), [10_000])
-    assert passed == good, "what came before a fault counts, and half a message is none"
+    assert passed == ([b"{}"], b""), "what came before a fault counts, and half a message is none"
     assert gate.fault is None
-    assert pass_through(gate, last + good, [10_000]) == b""
+    assert pass_through(gate, last + good, [10_000]) == ([], b"")
     assert isinstance(gate.fault, FrameFault)
     assert gate.fault.code == code
 
@@ -202,12 +199,10 @@ def test_of_many_frames_a_few_pass_at_a_time() -> None:
     kinds = [frame(FIN | PONG), frame(FIN | TEXT, b"{}"), *fragments([b"{", b"", b"}"])]
     gate.feed(b"".join(kinds) * 1_000)
     turns = most = seen = 0
-    while gate.behind or not gate.empty:
-        passed = b""
-        while piece := gate.take(65536):
-            passed += piece
-        most = max(most, len(events_of(passed)))
-        seen += len(events_of(passed))
+    while gate.behind or gate.texts or not gate.empty:
+        passed = len(gate.take_texts()) + len(events_of(gate.take(65536)))
+        most = max(most, passed)
+        seen += passed
         gate.feed(b"")
         turns += 1
     assert seen == 3_000
@@ -219,7 +214,7 @@ def test_of_frames_with_something_in_them_one_read_is_one_turn() -> None:
     gate = FrameGate(1_000_000, masked=True)
     gate.feed(frame(FIN | TEXT, b"x" * 6_000) * 10)
     assert not gate.behind
-    assert gate.messages == 10
+    assert len(gate.texts) == 10
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -236,7 +231,7 @@ def test_a_length_takes_no_more_bytes_than_it_needs(size: int, extra: int, first
 def test_nothing_follows_a_close_frame() -> None:
     gate = FrameGate(LIMIT, masked=True)
     close = frame(FIN | CLOSE, b"\x03\xe8")
-    assert pass_through(gate, frame(TEXT, b"begun") + close + frame(FIN | TEXT, b"{}"), [1000]) == close
+    assert pass_through(gate, frame(TEXT, b"begun") + close + frame(FIN | TEXT, b"{}"), [1000]) == ([], close)
     assert gate.closing
     assert gate.fault is None
     assert events_of(close) == [CloseConnection(1000, "")]
@@ -273,8 +268,8 @@ def test_what_is_thrown_away_costs_nothing() -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("step", [1, 2, 5, 13, 10_000])
-def test_a_gate_that_keeps_messages_passes_control_frames_only(step: int, masked: bool) -> None:
-    gate = MessageGate(100, masked=masked)
+def test_of_the_frames_only_those_of_control_pass(step: int, masked: bool) -> None:
+    gate = FrameGate(100, masked=masked)
     whole, parts = "häß€".encode(), [b"a\xe2", b"", b"\x82\xac", b"b"]
     said = [
         frame(FIN | TEXT, whole, masked=masked),
@@ -299,13 +294,13 @@ def test_a_gate_that_keeps_messages_passes_control_frames_only(step: int, masked
     assert passed == said[1] + said[4] + said[-1]
     assert gate.closing
     assert not gate.unfinished
-    assert (gate.messages, gate.weight, gate.begun) == (0, 0, 0)
+    assert (gate.weight, gate.begun) == (0, 0)
 
 
 @pytest.mark.parametrize("step", [1, 3, 10_000])
 @pytest.mark.parametrize("frames", [[(FIN | TEXT, b"a\xff")], [(TEXT, b"a\xe2"), (FIN | CONTINUATION, b"b")]])
-def test_a_gate_that_keeps_messages_keeps_no_text_that_is_none(frames: list[tuple[int, bytes]], step: int) -> None:
-    gate = MessageGate(100, masked=True)
+def test_no_text_is_kept_that_is_none(frames: list[tuple[int, bytes]], step: int) -> None:
+    gate = FrameGate(100, masked=True)
     data = b"".join(frame(*each) for each in frames) + frame(FIN | TEXT, b"{}")
     for start in range(0, len(data), step):
         gate.feed(data[start : start + step])

@@ -175,10 +175,10 @@ def gate_frames(data: bytes) -> None:
                 while gate.behind:
                     gate.feed(b"")
                 assert not isinstance(gate._message, bytearray) or len(gate._message) <= limit
-            passed = b"".join(map(bytes, gate._out))
-            outcomes.append((passed, gate.fault, gate.closing, gate.oversized, gate.messages, gate.weight))
+            passed = bytes(gate._out)
+            outcomes.append((passed, gate.texts, gate.fault, gate.closing, gate.oversized, gate.weight))
         assert outcomes[1:] == outcomes[:1] * 2
-        assert len(outcomes[0][0]) <= len(text) + 14 * (1 + outcomes[0][4])
+        assert len(outcomes[0][0]) + sum(map(len, outcomes[0][1])) <= len(text)
 
 
 _LIMITS: Final = HttpLimits(max_head=2048, max_request_line=512)

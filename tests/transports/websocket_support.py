@@ -13,7 +13,6 @@ from trio.testing import memory_stream_pair
 from tests.peers.http1 import HttpWire
 from tests.peers.websockets import RawWebSocket, read_head, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.interfaces import Upgrade
 from trimcp.transports.websocket.channel import WebSocketChannel, running
 from trimcp.transports.websocket.client import WebSocketServer
@@ -147,15 +146,3 @@ async def _listening(
     async with listening(upgrade, keep_alive, receive_buffer=receive_buffer) as port:
         task_status.started(port)
         await trio.sleep_forever()
-
-
-def feed(gate: FrameGate, data: bytes, step: int) -> bytes:
-    """Show data to a gate in chunks, and return all that it lets through."""
-    passed = b""
-    for start in range(0, len(data), step):
-        gate.feed(data[start : start + step])
-        while gate.behind:
-            gate.feed(b"")
-        while piece := gate.take(65536):
-            passed += piece
-    return passed

@@ -1,13 +1,12 @@
 """WebSocket frames as they are received (RFC 6455, section 5), checked by their headers before the payload is kept.
 
-The gate passes the frames on to a WebSocket library, with these changes:
+The gate keeps messages, and passes control frames on to a WebSocket library:
 
-- a message over the limit is discarded while it is received; an empty text frame replaces it, and the error to report
-  is in `oversized`;
-- a message in fragments becomes one frame, so a million fragments take no more memory than their text;
-- a frame that arrives in tiny pieces is passed on in larger ones, for the same reason;
+- a message over the limit is discarded while it is received; an empty text replaces it, and the error to report is in
+  `oversized`;
+- a message in fragments becomes one text, so a million fragments take no more memory than that;
 - an invalid frame ends the stream of frames, and `fault` has the close code;
-- of many tiny frames that arrive together, a few are passed on at a time.
+- of many tiny frames that arrive together, a few are read at a time.
 
 In the other direction `text_frame` makes a frame of a message, without copying it when a server sends it.
 """
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum, auto
-from typing import ClassVar, Final
+from typing import Final
 
 import attrs
 
@@ -30,7 +29,6 @@ _MASKED: Final = 0x80
 _MAX_SHORT: Final = 125  # bytes of the longest payload without extended length; control frames may have no more
 _NO_KEY: Final = b"\0\0\0\0"
 
-_PIECE: Final = 4096  # an unfinished frame is passed on in pieces of at least so many bytes
 _EACH: Final = 64  # bytes counted for a message beside its payload
 
 TURN: Final = 16
@@ -47,25 +45,23 @@ class FrameFault:
 
 
 class _FrameKind(Enum):
-    """Kinds of frames. All but `PART` are passed on unchanged."""
+    """Kinds of frames. Those of control are passed on unchanged."""
 
     CONTROL = auto()
     CLOSE = auto()
     WHOLE = auto()
     """A message in one frame, not too large."""
     PART = auto()
-    """Part of a message in fragments, or of one that is discarded."""
+    """Part of a message in fragments or pieces, or of one that is discarded."""
 
 
 @attrs.define(eq=False, repr=False)
 class FrameGate:
-    """Checks and passes on the frames of one direction of one connection.
+    """Checks the frames of one direction of one connection, and keeps the messages in them, decoded.
 
     It has more than 20 fields because each is a bound, or a count that one of them is held against, of one pass
     over the bytes.
     """
-
-    _keeps_messages: ClassVar[bool] = False  # instead of passing them on
 
     max_message: int  # the most bytes of one message. It may be changed.
     # whether frames must be masked (what clients send) or must not be
@@ -80,18 +76,17 @@ class FrameGate:
     # number of complete messages and control frames: a few bytes do not prove that the peer is alive
     signs: int = attrs.field(init=False, default=0)
     rounds: int = attrs.field(init=False, default=0)  # how often everything that had begun was complete
-    messages: int = attrs.field(init=False, default=0)  # messages passed on and not yet taken
+    # the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
+    texts: list[bytes] = attrs.field(init=False, factory=list)
     weight: int = attrs.field(init=False, default=0)  # bytes of those messages, with a little for each
     _rest: bytes = attrs.field(init=False, default=b"")  # an incomplete header, or all data not processed yet
-    _out: list[bytes | memoryview] = attrs.field(init=False, factory=list)
-    _waiting: int = attrs.field(init=False, default=0)  # bytes in it
-    _ready: bool = attrs.field(init=False, default=False)  # it holds the end of a frame
+    _out: bytearray = attrs.field(init=False, factory=bytearray)  # of control frames
     # The present frame; its kind is None between two frames:
     _kind: _FrameKind | None = attrs.field(init=False, default=None)
     _left: int = attrs.field(init=False, default=0)  # bytes of payload not received yet
     _key: bytes = attrs.field(init=False, default=_NO_KEY)  # rotated to match the next byte
     _final: bool = attrs.field(init=False, default=False)
-    # The present message, if it is not passed on unchanged: its text so far, or the scanner for its id.
+    # The present message, if it did not come whole in one frame: its text so far, or the scanner for its id.
     _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)
     _size: int = attrs.field(init=False, default=0)  # of the present message
 
@@ -119,13 +114,13 @@ class FrameGate:
                     self.fault, self._message = found, None
                     break
                 self._kind = found
-                if found is _FrameKind.PART or (found is _FrameKind.WHOLE and self._keeps_messages):
+                if found is _FrameKind.PART or found is _FrameKind.WHOLE:
                     if begin < at:
-                        self._emit(data[begin:at])
+                        self._out += data[begin:at]
                     begin = at + length
                 at += length
             there = min(self._left, end - at)
-            if self._kind is _FrameKind.WHOLE and self._keeps_messages:
+            if self._kind is _FrameKind.WHOLE:
                 if there == self._size:
                     self._keep(_masked(data[at : at + there], self._key) if self._masked else data[at : at + there])
                     begin = at + there
@@ -139,7 +134,7 @@ class FrameGate:
             if not self._left:
                 self._finish()
         if begin < at:
-            self._emit(data[begin:at])
+            self._out += data[begin:at]
 
     @property
     def unfinished(self) -> bool:
@@ -148,9 +143,8 @@ class FrameGate:
 
     @property
     def begun(self) -> int:
-        """Bytes kept of an incomplete message, here or in the library."""
-        kept = 0 if self._message is None or isinstance(self._message, IdScanner) else self._message.size
-        return kept + (self._size - self._left if self._kind is _FrameKind.WHOLE else 0)
+        """Bytes kept of an incomplete message."""
+        return 0 if self._message is None or isinstance(self._message, IdScanner) else self._message.size
 
     @property
     def empty(self) -> bool:
@@ -159,24 +153,26 @@ class FrameGate:
 
     def take(self, max_bytes: int) -> bytes:
         """Return at most `max_bytes` that may be passed on now; b"" if there are none yet."""
-        if not self._out or (not self._ready and self._waiting < _PIECE):
-            return b""
-        piece = self._out.pop(0)
-        if len(piece) > max_bytes:
-            whole = memoryview(piece)
-            piece = whole[:max_bytes]
-            self._out.insert(0, whole[max_bytes:])
-        self._waiting -= len(piece)
-        self._ready = self._ready and bool(self._out)
-        return bytes(piece)
+        piece = bytes(self._out[:max_bytes])
+        del self._out[:max_bytes]
+        return piece
+
+    def take_texts(self, most: int | None = None) -> list[bytes]:
+        """Return the messages that have arrived, or so many of them, and forget them."""
+        texts = self.texts[:most]
+        del self.texts[:most]
+        self.weight = sum(map(len, self.texts)) + _EACH * len(self.texts) if self.texts else 0
+        return texts
 
     def _keep(self, text: bytes) -> None:
-        """Keep a whole message. Called only if this gate keeps messages."""
-
-    def consumed(self, size: int) -> None:
-        """Note that the consumer took a message of this many bytes."""
-        self.messages -= 1
-        self.weight -= size + _EACH
+        """Keep a whole message."""
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            self.fault = FrameFault(1007, "text is UTF-8")
+        else:
+            self.texts.append(text)
+            self.weight += len(text) + _EACH
 
     def _judge(self, first: int, key: bytes | None, length: int) -> _FrameKind | FrameFault:
         """Return the kind of a frame from its header, whose size is `length`, or a fault."""
@@ -232,77 +228,21 @@ class FrameGate:
     def _finish(self) -> None:
         """Process the end of the present frame."""
         kind, self._kind = self._kind, None
-        if kind is _FrameKind.WHOLE:
-            self._ready = True
-            self._count(self._size)
-            self.rounds += 1
-            self.signs += 1
-            return
-        self._ready = self._ready or kind is not _FrameKind.PART
         if kind is _FrameKind.CLOSE:
             self.closing = True
             self._message = None
         elif kind is _FrameKind.PART and self._final:
             message, self._message = self._message, None
             if isinstance(message, Gathered):
-                self._replace(message.take())
+                self._keep(message.take())
             elif message is not None:
                 self.oversized.append(oversize(message, self.max_message))
-                self._replace(b"")
+                self._keep(b"")
         if self._message is None:
             self.rounds += 1
             self.signs += 1
         elif kind is _FrameKind.CONTROL:
             self.signs += 1
-
-    def _replace(self, text: bytes) -> None:
-        """Pass on a frame in place of what was kept or discarded."""
-        size = len(text)
-        self._ready = True
-        self._emit(_text_header(size, _NO_KEY if self._masked else None))
-        self._emit(text)
-        self._count(size)
-
-    def _count(self, size: int) -> None:
-        self.messages += 1
-        self.weight += size + _EACH
-
-    def _emit(self, data: bytes) -> None:
-        if not data:
-            return
-        self._waiting += len(data)
-        if self._out and len(self._out[-1]) + len(data) <= _PIECE:
-            self._out[-1] = bytes(self._out[-1]) + data
-        else:
-            self._out.append(data)
-
-
-@attrs.define(eq=False, repr=False)
-class MessageGate(FrameGate):
-    """A gate that keeps the messages themselves, decoded: of the frames, only control frames are passed on."""
-
-    _keeps_messages: ClassVar[bool] = True
-
-    # the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
-    texts: list[bytes] = attrs.field(init=False, factory=list)
-
-    def take_texts(self) -> list[bytes]:
-        """Return the messages that have arrived, and forget them."""
-        texts, self.texts = self.texts, []
-        self.messages = self.weight = 0
-        return texts
-
-    def _replace(self, text: bytes) -> None:
-        self._keep(text)
-        self._count(len(text))
-
-    def _keep(self, text: bytes) -> None:
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            self.fault: FrameFault | None = FrameFault(1007, "text is UTF-8")
-        else:
-            self.texts.append(text)
 
 
 def text_frame(text: bytes, *, masked: bool) -> tuple[bytes, bytes]:

@@ -1,8 +1,8 @@
 """Messages over WebSocket: one text message is one JSON-RPC message. docs/design/websocket.md describes the binding.
 
-The channel of clients; what a server has is a `served.ServedWebSocket`. trio-websocket reads, answers pings and does
-the closing handshake. This module adds time limits for every wait, pings to silent peers, and a Close frame for peers
-that break the protocol.
+The channel of clients; what a server has is a `served.ServedWebSocket`. Both take messages from a `FrameGate`.
+trio-websocket reads, answers pings and does the closing handshake. This module adds time limits for every wait, pings
+to silent peers, and a Close frame for peers that break the protocol.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from trimcp.wire.jsonrpc import Message, parse
 
 _BATCH: Final = 256  # messages that one `receive` returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
-_QUEUE: Final = 32_768  # messages; never reached, because the gate stops reading before
 _CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_fault`
 _DRAINED: Final = 16  # reads after that Close frame
 
@@ -87,9 +86,9 @@ class WebSocketChannel(MessageChannel):
         self._gate = FrameGate(max_message, masked=not client)
         self._gated = GatedStream(stream, self._gate, keep_alive, early)
         self._library = self._gated.connection = _opened(self._gated, client)
-        self._arrived: list[Incoming] = []
         self._sending, self._receiving = OneTask("sending on"), OneTask("receiving from")
         self._broken = self._closed = self._silent = self._late = False
+        self._read_all = False  # whether no more messages come
         self._ended = trio.Event()
         self._pinging: trio.CancelScope | None = None
 
@@ -131,33 +130,22 @@ class WebSocketChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             self._check_open()
-            try:
-                if self._arrived:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    self._arrived.append(await self._next())
-                await self._gather()
-            except ConnectionClosed:
+            await trio.lowlevel.checkpoint()
+            gate = self._gate
+            while not gate.texts:
                 self._check_open()
-                if self._peer_close is None:
-                    raise trio.BrokenResourceError(self._failure_text) from None
-                raise trio.EndOfChannel("the peer has closed the connection") from None
-        batch, self._arrived = self._arrived, []
-        return batch
-
-    async def _gather(self) -> None:
-        """Add messages that have already arrived to the first one. The next call reports a closed connection."""
-        try:
-            for _ in range(min(self._gate.messages, _BATCH)):
-                self._arrived.append(await self._next())
-        except ConnectionClosed:
+                if self._read_all and self._peer_close is None:
+                    raise trio.BrokenResourceError(self._failure_text)
+                if self._read_all:
+                    raise trio.EndOfChannel("the peer has closed the connection")
+                await self._gated.arrival.park()
             self._check_open()
-
-    async def _next(self) -> Incoming:
-        data = _encoded(await self._library.get_message())
-        self._gated.consumed(len(data))
-        message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else self._read(data)
-        return Incoming(message, len(data))
+            batch = []
+            for data in gate.take_texts(_BATCH):
+                message: Message = gate.oversized.pop(0) if not data and gate.oversized else self._read(data)
+                batch.append(Incoming(message, len(data)))
+            self._gated.consumed()
+        return batch
 
     async def wait_peer_closed(self) -> None:
         await over_or_peer_closed(self._gated.over, socket_under(self._stream))
@@ -172,6 +160,7 @@ class WebSocketChannel(MessageChannel):
             await trio.lowlevel.checkpoint()
             return
         self._closed = True
+        self._gated.arrival.unpark_all()
         code = 1000 if self._client else 1011 if isinstance(sys.exception(), Exception) else 1001
         try:
             with trio.move_on_after(_CLOSING):
@@ -242,7 +231,7 @@ class WebSocketChannel(MessageChannel):
         try:
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._library._reader_task)
+                    nursery.start_soon(self._read_frames)
                     await self._watch(nursery)
                     nursery.cancel_scope.deadline = trio.current_time() + _CLOSING
             except* Exception as group:
@@ -255,6 +244,13 @@ class WebSocketChannel(MessageChannel):
             crash = self._gated.connection = None  # breaks the reference cycle between this frame and the exception
             self._ended.set()
             await trio.aclose_forcefully(self._stream)
+
+    async def _read_frames(self) -> None:
+        try:
+            await self._library._reader_task()
+        finally:
+            self._read_all = True
+            self._gated.arrival.unpark_all()
 
     async def _watch(self, nursery: trio.Nursery) -> None:
         """Ping a silent peer. Return when reading has ended, or the peer did not answer or was too slow."""
@@ -309,11 +305,6 @@ class WebSocketChannel(MessageChannel):
             await self._stream.aclose()
 
 
-def _encoded(text: str | bytes) -> bytes:
-    # A function, so that the text, which may take four times the memory, is freed before the message is parsed.
-    return text.encode() if isinstance(text, str) else text
-
-
 @asynccontextmanager
 async def running(channel: WebSocketChannel) -> AsyncIterator[WebSocketChannel]:
     """Run the tasks of a channel while the body runs, then close it. The body's exception is raised without a group."""
@@ -334,13 +325,6 @@ def _opened(stream: trio.abc.Stream, client: bool) -> trio_websocket.WebSocketCo
     side = ConnectionType.CLIENT if client else ConnectionType.SERVER
     protocol = WSConnection(side)
     protocol.connection = Connection(side)
-    library = trio_websocket.WebSocketConnection(
-        stream,
-        protocol,
-        host="",
-        path="",
-        message_queue_size=_QUEUE,
-        max_message_size=sys.maxsize,  # the gate checks sizes
-    )
+    library = trio_websocket.WebSocketConnection(stream, protocol, host="", path="")
     library._initial_request = None  # otherwise its reader would begin with a client's handshake
     return library

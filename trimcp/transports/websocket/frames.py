@@ -1,8 +1,8 @@
 """The byte stream under a trio-websocket connection: bounded reads, joined writes, the time of the last sign of life.
 
-trio-websocket reads as fast as it can, bounds its queue by number of messages, and writes each frame separately. The
-gate under it checks every frame. Nothing is read while enough messages wait to be received, and the frames of a batch
-are sent in one write. Nothing here parses messages.
+trio-websocket reads as fast as it can, and writes each frame separately. The gate under it checks every frame and
+keeps the messages: of what arrives the library sees control frames only. Nothing is read while enough messages wait to
+be received, and the frames of a batch are sent in one write. Nothing here parses messages.
 
 Why a connection has ended is said here for both sides: close codes (RFC 6455, section 7.4.1), faults, error texts.
 """
@@ -237,6 +237,7 @@ class GatedStream(trio.abc.Stream):
         self.connection: WebSocketConnection | None = None  # trio-websocket's connection, once it exists
         self._stream = stream
         self._gate = gate
+        self.arrival: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()  # of whoever waits for messages
         self._room = trio.Event()
         self._held: list[bytes] = []
         self._turn = trio.Lock()
@@ -246,7 +247,7 @@ class GatedStream(trio.abc.Stream):
     # Called by trio-websocket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return bytes of checked frames, b"" after the last one. Waits while too many messages wait to be received."""
+        """Return checked control frames, b"" after the last one. Waits while too many messages wait to be received."""
         gate = self._gate
         data = gate.take(PIECE)
         while not data:
@@ -258,9 +259,9 @@ class GatedStream(trio.abc.Stream):
                 await self._room.wait()
             if gate.behind:
                 await trio.lowlevel.checkpoint()
-                self.signs.feed(b"")
+                self._feed(b"")
             elif chunk := await self._receive():
-                self.signs.feed(chunk)
+                self._feed(chunk)
             else:
                 return b""
             data = gate.take(PIECE)
@@ -316,9 +317,8 @@ class GatedStream(trio.abc.Stream):
         """Return a value that changes when the peer reads more of the current write."""
         return self._pieces, progress_of(self._stream)
 
-    def consumed(self, size: int) -> None:
-        """Note that a message of so many bytes was received by the channel."""
-        self._gate.consumed(size)
+    def consumed(self) -> None:
+        """Read on, if messages were taken from the gate."""
         if self._gate.weight < WINDOW:
             self._room.set()
 
@@ -332,6 +332,11 @@ class GatedStream(trio.abc.Stream):
         """Whether trio-websocket has stopped after input that it could not read; as a client it would read on."""
         closed = self.connection is not None and self.connection.closed is not None
         return closed and not self.sent_close and not self.unlimited
+
+    def _feed(self, chunk: bytes) -> None:
+        self.signs.feed(chunk)
+        if self._gate.texts:
+            self.arrival.unpark_all()
 
     async def _receive(self) -> bytes:
         self.signs.begin_read()

@@ -2,7 +2,7 @@
 
 What the session says is written by the task that says it, as long as the socket accepts it (`H1Writer`). So a message
 passes two tasks, this one and the handler's, and a silent connection has one task and no timer of its own: the
-listener's clock asks for pings. The frames of messages are read by `MessageGate`, those of control by wsproto.
+listener's clock asks for pings. The frames of messages are read by `FrameGate`, those of control by wsproto.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from trimcp.budget import Evictable, MemoryCharge
 from trimcp.channel import Incoming, Link, Outgoing
-from trimcp.framing.frames import TURN, MessageGate, text_frame
+from trimcp.framing.frames import TURN, FrameGate, text_frame
 from trimcp.support.deadlines import Deadline, Deadlines
 from trimcp.transports.descriptors import PIECE, READ_SIZE
 from trimcp.transports.http.h1.wires import Wire
@@ -97,7 +97,7 @@ class ServedWebSocket:
         self._writer = writer
         self._head = head
         self._upgrade = upgrade
-        self._gate = MessageGate(upgrade.max_message, masked=True)
+        self._gate = FrameGate(upgrade.max_message, masked=True)
         self._signs = PeerSigns(self._gate, keep_alive, MemoryCharge(head.holding))
         self._controls: FrameProtocol | None = None  # created with the first control frame
         self._pinged = False  # whether a ping was not answered yet
