@@ -17,6 +17,7 @@ from trimcp.agent_tools.contexts.merging import (
     patched,
     size_of,
 )
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooLargeMessage
 from trimcp.wire.jsonrpc import encode
 
@@ -206,10 +207,10 @@ def test_a_state_shares_what_a_patch_left_alone() -> None:
 
 @pytest.mark.parametrize("depth", [0, MAX_DEPTH + 1, 1.5, True])
 def test_bounds_are_checked(depth: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="depth"):
-        StateBounds(depth=depth)
-    with pytest.raises(ValueError, match="size"):
-        StateBounds(size=0)
+    with pytest.raises((ValueError, TypeError), match=r"ContextLimits\.max_depth is"):
+        ContextLimits(max_depth=depth)
+    with pytest.raises(ValueError, match="max_state"):
+        ContextLimits(max_state=0)
 
 
 def test_the_deepest_state_that_a_bound_allows_is_merged_and_written() -> None:

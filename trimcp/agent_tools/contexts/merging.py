@@ -13,15 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-import attrs
 import orjson
 
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooLargeMessage
-from trimcp.support.bounds import check_number, checked
-from trimcp.support.slotted import valued
 
 _BRACKETS: Final = 2
 _SEPARATORS: Final = 2  # a colon and a comma
+_NULL: Final = 4
 _SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 _ABSENT: Final[Any] = object()
 
@@ -31,20 +29,11 @@ MAX_DEPTH: Final = 128
 """The largest bound on depth: as deep as messages are read. The functions below call themselves for each level."""
 
 
-def _check_depth(instance: object, attribute: object, value: object) -> None:
-    check_number("StateBounds.depth", value, whole=True)
-    if isinstance(value, int) and value > MAX_DEPTH:
-        raise ValueError(f"StateBounds.depth is at most {MAX_DEPTH}, not {value}")
-
-
-@attrs.frozen(field_transformer=checked())
-@valued
-class StateBounds:
+class StateBounds(NamedTuple):
     """How large a state, and a patch of it, may be."""
 
     size: int = 256 * 1024  # bytes of its JSON text
-    # levels of nested objects and arrays; a flat object has one
-    depth: int = attrs.field(default=32, validator=_check_depth)
+    depth: int = 32  # levels of nested objects and arrays; a flat object has one
     members: int = 10_000  # members of objects and elements of arrays, on all levels together
 
 
@@ -71,30 +60,12 @@ class Patched(NamedTuple):
     patch: StateSize  # the size of the patch
 
 
-def size_of(value: Any, bounds: StateBounds, level: int = 1) -> StateSize:
-    """Return the size of a JSON value on this level. One with too many members is not read to its end.
+def size_of(value: Any, bounds: StateBounds) -> StateSize:
+    """Return the size of a JSON value. One with too many members is not read to its end.
 
     Raises TooLargeMessage beyond the bounds, and MalformedMessage if something in it is no JSON value.
     """
-    kind = type(value)
-    if kind in _SCALARS:
-        if kind is float and not math.isfinite(value):
-            raise MalformedMessage("the updates hold NaN or Infinity, which are no numbers in JSON")
-        size, members = _text_size(value), 0
-    elif kind is dict or kind is list:
-        if level > bounds.depth:
-            raise too_large("depth", bounds.depth)
-        size, members = _BRACKETS, len(value)
-        for key, member in value.items() if kind is dict else enumerate(value):
-            if members > bounds.members:
-                break
-            below = size_of(member, bounds, level + 1)
-            size += below.size + (_key_size(key) if kind is dict else 1)
-            members += below.members
-        if members > bounds.members:
-            raise too_large("members", bounds.members)
-    else:
-        raise MalformedMessage(f"the updates hold a {kind.__name__}, which is no JSON value")
+    size, members = _measured(value, bounds, 1)
     if size > bounds.size:
         raise too_large("size", bounds.size)
     return StateSize(size, members)
@@ -106,12 +77,13 @@ def patched(state: Mapping[str, Any], kept: StateSize, patch: Mapping[str, Any],
     It takes time for the patch, for the values that it replaces, and for a shallow copy of each object that it changes.
     The bounds are those of the new state; its size and depth bound the patch, too. Raises as `size_of`.
     """
-    value, (size, members), of_patch = _merged(state, kept, patch, bounds, 1)
-    if size > bounds.size or of_patch.size > bounds.size:
+    value, size, members, written, seen = _merged(state, patch, bounds, 1)
+    size, members = size + kept.size, members + kept.members
+    if size > bounds.size or written > bounds.size:
         raise too_large("size", bounds.size)
     if members > bounds.members:
         raise too_large("members", bounds.members)
-    return Patched(value, StateSize(size, members), of_patch)
+    return Patched(value, StateSize(size, members), StateSize(written, seen))
 
 
 def too_large(what: str, most: int) -> TooLargeMessage:
@@ -121,13 +93,13 @@ def too_large(what: str, most: int) -> TooLargeMessage:
 
 
 def _merged(
-    target: Mapping[str, Any], kept: StateSize, patch: Mapping[str, Any], bounds: StateBounds, level: int
-) -> Patched:
-    """Merge a patch on this level; `kept` is the size of the target, or of more that it is a part of."""
+    target: Mapping[str, Any], patch: Mapping[str, Any], bounds: StateBounds, level: int
+) -> tuple[dict[str, Any], int, int, int, int]:
+    """Merge a patch on this level: return the object, by what it grows in bytes and members, and those of the patch."""
     if level > bounds.depth:
         raise too_large("depth", bounds.depth)
     result = dict(target)
-    size, members = kept
+    size = members = 0
     written, seen = _BRACKETS, len(patch)
     for key, value in patch.items():
         if seen > bounds.members:
@@ -135,27 +107,53 @@ def _merged(
         of_key, old = _key_size(key), result.get(key, _ABSENT)
         into_object = type(value) is dict and type(old) is dict
         if old is not _ABSENT and not into_object:
-            gone = size_of(old, ANY_SIZE)
-            size -= of_key + gone.size
-            members -= 1 + gone.members
+            gone, fewer = _measured(old, ANY_SIZE, 1)
+            size -= of_key + gone
+            members -= 1 + fewer
         if type(value) is dict:
             # Merged into an empty object rather than kept: members that are null are not part of the result.
-            inner, before = (old, StateSize()) if into_object else ({}, EMPTY_OBJECT)
-            result[key], new, of_value = _merged(inner, before, value, bounds, level + 1)
+            result[key], more, below, of_value, within = _merged(old if into_object else {}, value, bounds, level + 1)
+            if not into_object:
+                more, below = more + _BRACKETS + of_key, below + 1
+        elif value is None:
+            result.pop(key, None)
+            more, below, of_value, within = 0, 0, _NULL, 0
         else:
-            new = of_value = size_of(value, bounds, level + 1)
+            of_value, within = _measured(value, bounds, level + 1)
             result[key] = value
-        written += of_key + of_value.size
-        seen += of_value.members
-        if value is None:
-            del result[key]
-        elif into_object:
-            size, members = size + new.size, members + new.members
-        else:
-            size, members = size + of_key + new.size, members + 1 + new.members
+            more, below = of_key + of_value, 1 + within
+        size, members = size + more, members + below
+        written, seen = written + of_key + of_value, seen + within
     if seen > bounds.members:
         raise too_large("members", bounds.members)
-    return Patched(result, StateSize(size, members), StateSize(written, seen))
+    return result, size, members, written, seen
+
+
+def _measured(value: Any, bounds: StateBounds, level: int) -> tuple[int, int]:
+    """Return the bytes and the members of a JSON value on this level."""
+    if type(value) is str or type(value) is int:  # most are
+        return _text_size(value), 0
+    layer: list[Any] = [[value]]
+    level, members, separators = level - 1, 0, 0
+    while layer:
+        if level > bounds.depth:
+            raise too_large("depth", bounds.depth)
+        below = []
+        for container in layer:
+            for each in container.values() if type(container) is dict else container:
+                kind = type(each)
+                if kind is dict or kind is list:
+                    members += len(each)
+                    separators += bool(each)  # it has one more than its text
+                    if members > bounds.members:
+                        raise too_large("members", bounds.members)
+                    below.append(each)
+                elif kind not in _SCALARS:
+                    raise MalformedMessage(f"the updates hold a {kind.__name__}, which is no JSON value")
+                elif kind is float and not math.isfinite(each):
+                    raise MalformedMessage("the updates hold NaN or Infinity, which are no numbers in JSON")
+        layer, level = below, level + 1
+    return _text_size(value) + separators, members
 
 
 def _key_size(key: Any) -> int:
@@ -167,5 +165,5 @@ def _key_size(key: Any) -> int:
 def _text_size(value: Any) -> int:
     try:
         return len(_dumps(value))
-    except TypeError as error:  # an integer beyond 64 bits, a lone surrogate
+    except TypeError as error:  # an integer beyond 64 bits, a lone surrogate, a key that is no text
         raise MalformedMessage(f"the updates hold what JSON cannot say: {error}") from None

@@ -15,20 +15,26 @@ import attrs
 import trio
 
 from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, ToolHistory, history_entry
-from trimcp.agent_tools.contexts.merging import StateBounds, StateSize, patched
+from trimcp.agent_tools.contexts.merging import MAX_DEPTH, StateBounds, StateSize, patched
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.budget import MemoryAccount
 from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
-from trimcp.support.bounds import checked
+from trimcp.support.bounds import check_number, checked
 from trimcp.support.deadlines import Deadlines
 from trimcp.support.shares import Shares
 from trimcp.support.slotted import valued
 
 SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
 """Members of a context's state that no agent can write."""
+
+
+def _check_depth(instance: object, attribute: object, value: object) -> None:
+    depth = check_number("ContextLimits.max_depth", value, whole=True)
+    if depth > MAX_DEPTH:
+        raise ValueError(f"ContextLimits.max_depth is at most {MAX_DEPTH}, not {depth}")
 
 
 @attrs.frozen(field_transformer=checked(zero=("history", "answers", "gone", "max_gone")))
@@ -61,7 +67,7 @@ class ContextLimits:
     max_contexts: int = 10_000
     max_per_owner: int = 1_000
     max_state: int = 256 * 1024
-    max_depth: int = 32
+    max_depth: int = attrs.field(default=32, validator=_check_depth)
     max_members: int = 10_000
     idle: float = 1_800.0
     lifetime: float = 86_400.0
