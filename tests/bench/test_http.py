@@ -22,6 +22,7 @@ from tests.peers.tls import client_context, server_context
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
+from trimcp.cli.bench.table import describe_report
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.peers.identity import bearer_tokens
@@ -174,6 +175,7 @@ class Wrong:
     Attributes:
         forgets_at: with this call the session it belongs to is forgotten.
         later: what the sessions after the first are called, before their number.
+        resumed: the reply to who resumes a stream; 405 without one.
         connections: how many there were; `at_first` before the first call.
         deleted: how many sessions were ended.
         notified, answered: the notifications, and the answers to what it asked, that came.
@@ -182,6 +184,7 @@ class Wrong:
     answer: Callable[[int, dict[str, Any]], bytes]
     forgets_at: int = 0
     later: str = "s"
+    resumed: bytes = b""
     forgotten: str | None = None
     connections: int = 0
     at_first: int = 0
@@ -212,7 +215,7 @@ class Wrong:
             self.deleted += 1
             return http(b"")
         if method != b"POST":
-            return http(b"", status=405)
+            return self.resumed or http(b"", status=405)
         message = orjson.loads(body)
         if message.get("method") == "initialize":
             self.initialized += 1
@@ -276,9 +279,14 @@ def events(*texts: bytes) -> bytes:
 
 
 async def of_wrong(
-    answer: Callable[[int, dict[str, Any]], bytes], *, forgets_at: int = 0, later: str = "s", **options: Any
+    answer: Callable[[int, dict[str, Any]], bytes],
+    *,
+    forgets_at: int = 0,
+    later: str = "s",
+    resumed: bytes = b"",
+    **options: Any,
 ) -> tuple[Report, Wrong]:
-    wrong = Wrong(answer, forgets_at, later)
+    wrong = Wrong(answer, forgets_at, later, resumed)
     options.setdefault("count", 6)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -368,6 +376,17 @@ async def test_a_cut_stream_that_the_server_does_not_resume_is_an_error() -> Non
     report, _ = await of_wrong(lambda n, m: head + b"id: e7\ndata:\n\n", count=4, under_way=2, cut=1.0)
     assert (report.calls, counts(report)) == (0, {"not resumed": 4})
     assert report.errors["not resumed"].example.startswith("HTTP 405")
+    report, _ = await of_wrong(lambda n, m: head + b"id: e7\ndata:\n\n", count=4, cut=1.0, resumed=events())
+    assert (report.calls, counts(report), report.uncut) == (0, {"not resumed": 4}, 0)
+    assert report.errors["not resumed"].example == "the stream ended without the answer"
+
+
+@pytest.mark.parametrize("form", [http, events])
+async def test_calls_that_were_answered_before_they_could_be_cut_are_told(form: Any) -> None:
+    report, _ = await of_wrong(lambda n, m: form(echoed(m)), count=4, cut=1.0)
+    assert (report.calls, report.errors, report.uncut) == (4, {}, 4)
+    lines = [text for text, _ in describe_report(report)]
+    assert "  not cut     4 calls were answered before an event with an id had come" in lines
 
 
 async def test_connections_are_kept() -> None:

@@ -86,6 +86,7 @@ def test_every_name_of_the_json_stays() -> None:
         "cancelled": 0,
         "timed_out": 0,
         "late": 3,
+        "uncut": 0,
         "over_time": [{"second": 0, "calls": 4, "errors": 1, "p50": 1.0, "p99": None}],
         "progress": {"count": 10, "per_second": 5.0},
         "cost": {"cpu_seconds": 0.5, "cpu_us_per_call": 125_000.0, "rss_mib": 1.0, "peak_rss_mib": 2.0},

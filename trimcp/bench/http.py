@@ -238,6 +238,7 @@ class _CallPlace:
                     await self._connection.close()
                     if not session.load.revision.disconnect_cancels:
                         session.notify(cancellation(id))
+            session.load.tally.uncut += call.cut and session.load.tally.counting
             if self._connection.reply.status == 404 and session.session_id is not None:
                 await session.renew(head)
         except McpError as error:
@@ -303,7 +304,8 @@ class _CallPlace:
             else:
                 pieces = await connection.more()
         if not self._calls.idle:
-            self._fail("no answer in the stream", "it ended without one")
+            kind = "no answer in the stream" if cut_at is None else "not resumed"
+            self._fail(kind, "the stream ended without the answer")
             return
         if cut_at is not None:
             load.tally.observe(f"{self._call.request.label}: resumed", trio.current_time() - cut_at)

@@ -153,7 +153,7 @@ WireName = Literal["stdio", "http", "sse", "websocket", "grpc", "agents_http", "
 _BUSY: Final = 0.8
 _ENOUGH: Final = 10  # sequential calls: from here on those cut off at beginning and end hardly affect the rate
 _MILLI: Final = 1e3
-COUNTED: Final = ("calls", "after", "parts", "cancelled", "timed_out", "late", "progress")
+COUNTED: Final = ("calls", "after", "parts", "cancelled", "timed_out", "late", "uncut", "progress")
 """The attributes that are counts, which add up over generators."""
 _PLAIN: Final = (
     *("target", "transport", "revision", "reply", "seconds", "calls", "after", "per_second", "rough"),
@@ -365,6 +365,7 @@ class Report:
     progress: int  # progress notifications received
     cost: Cost | None  # the resources of the server's processes; None if they cannot be read
     generator: Generator  # the resources of this process
+    uncut: int = 0  # calls whose connection was to be cut, but that were answered before it could be
     interrupted: bool = False  # whether it was ended early
     requests: Mapping[str, Histogram] = attrs.field(factory=dict, eq=False)  # the times by request
     replicas: Mapping[str, Replica] = attrs.field(factory=dict)  # who answered, as `Plan.replica_by` says
@@ -445,6 +446,7 @@ class Report:
             "over_time": [
                 {**attrs.asdict(each), "p50": _ms(each.p50), "p99": _ms(each.p99)} for each in self.over_time
             ],
+            "uncut": self.uncut,
             "progress": {"count": self.progress, "per_second": self.progress_per_second},
             "cost": cost
             and {
@@ -496,6 +498,7 @@ def _report_from(value: Mapping[str, Any]) -> Report:
         errors={kind: Failures(each["count"], each["example"]) for kind, each in value["errors"].items()},
         latency=times,
         over_time=tuple(seconds),
+        uncut=value.get("uncut", 0),
         progress=value["progress"]["count"],
         cost=cost and Cost(cost["cpu_seconds"], round(cost["rss_mib"] * _MEBI), round(cost["peak_rss_mib"] * _MEBI)),
         generator=Generator(**{field.name: generator[field.name] for field in attrs.fields(Generator)}),

@@ -106,7 +106,7 @@ class Supply:
         self._left = 0
         for due in self._backlog:
             if now - due > LATE:
-                self._lose(now)
+                self._lose("the measurement ended before it had a free place", now)
         self._backlog.clear()
         self._allowed.set()
         self._wake(len(self._waiting))
@@ -190,15 +190,15 @@ class Supply:
 
     def _arrive(self, due: float, now: float) -> None:
         if len(self._backlog) >= self.plan.backlog:
-            self._lose(now)
+            self._lose("too many calls waited for a free place", now)
         else:
             self._backlog.append(due)
             self._wake(1)
 
-    def _lose(self, now: float) -> None:
+    def _lose(self, why: str, now: float) -> None:
         if self.tally.counting:
             self.tally.late += 1
-        self.tally.wrong("not begun", "too many calls waited for a free place", now)
+        self.tally.wrong("not begun", why, now)
         self._ended()
 
     def _ended(self) -> None:

@@ -36,7 +36,7 @@ class Tally:
     It has more than 20 fields because each is counted by itself while calls end.
     """
 
-    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `requests`, `replicas`,
+    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `uncut`, `latency`, `requests`, `replicas`,
     # `progress`: as in `Report`
     calls: int = 0
     failed: int = 0  # the sum of `errors`
@@ -45,6 +45,7 @@ class Tally:
     cancelled: int = 0
     timed_out: int = 0
     late: int = 0
+    uncut: int = 0
     # `bytes_in`, `bytes_out`: bytes since `begin`
     bytes_in: int = 0
     bytes_out: int = 0

@@ -57,6 +57,8 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield from _errors(report)
     if report.cancelled or report.timed_out:
         yield row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
+    if report.uncut:
+        yield row("not cut", f"{report.uncut:,} calls were answered before an event with an id had come"), "yellow"
     if report.plan.paced:
         yield from _punctuality(report)
     yield "", ""
