@@ -12,11 +12,12 @@ import pytest
 from tests.cli.reports import a_report
 from tests.cli.test_app import trimcp
 from tests.cli.test_bench_run import ADD
+from trimcp.bench.limit import LimitSearch, Trial
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Generator, Report
 from trimcp.bench.requirements import Requirement
 from trimcp.cli.bench import run as bench_run
-from trimcp.cli.bench.limit import judge_trial
+from trimcp.cli.bench.limit import judge_trial, limit_lines
 
 WORDS = ("bench", "--find-limit", "--require", "p99<50ms", *ADD)
 
@@ -60,6 +61,13 @@ def test_a_server_that_never_holds_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     result = trimcp(*WORDS, "--rate", "4", "--", "node", "server.js")
     assert result.exit_code == 5
     assert "none found: the lowest rate broke already" in result.stdout
+
+
+@pytest.mark.parametrize(("confidences", "said"), [((1.0, 0.1), "100 rather broke"), ((1.0, 0.9), "the limit is at")])
+def test_where_no_rate_surely_broke_it_says_what_is_known(confidences: tuple[float, float], said: str) -> None:
+    search = LimitSearch(50.0)
+    search.trials += [Trial(50.0 * number, sure, a_report()) for number, sure in enumerate(confidences, 1)]
+    assert any(f"no rate surely broke: {said}" in text for text, _ in limit_lines(search, ()))
 
 
 def test_a_server_that_falls_behind_does_not_hold() -> None:

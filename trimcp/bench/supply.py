@@ -106,7 +106,7 @@ class Supply:
         self._left = 0
         for due in self._backlog:
             if now - due > LATE:
-                self._lose("the measurement ended before it had a free place", now)
+                self._lose("the measurement ended before it could begin", now)
         self._backlog.clear()
         self._allowed.set()
         self._wake(len(self._waiting))

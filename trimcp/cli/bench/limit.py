@@ -37,8 +37,10 @@ def limit_lines(search: LimitSearch, requirements: Sequence[Requirement]) -> Ite
         below = "" if knee.broken is None else f", {three(knee.broken)} broke"
         sure = "no rate surely held" if knee.sure is None else f"{three(knee.sure)} surely held"
         yield row("limit", f"{three(knee.rate)} calls per second; {sure}{below}"), "bold"
+    broke = [trial.rate for trial in search.trials if not trial.held]
     if knee.broken is None and knee.rate is not None:
-        yield row("", "no rate surely broke: the limit is at this rate or above it"), "yellow"
+        beyond = f"{three(min(broke))} rather broke" if broke else "the limit is at this rate or above it"
+        yield row("", f"no rate surely broke: {beyond}"), "yellow"
     if _of_generator(reports):
         yield row("", "SATURATED: the generator was at its own limit; try --processes"), "bold yellow"
     yield row("", what_times_are(reports[0].plan)), "dim"
