@@ -154,13 +154,15 @@ class Tally:
 
     def answered_by(self, replica: str, seconds: float | None, now: float) -> None:
         """Count an answer by who gave it: a right one, `seconds` after its call was due, or with None a failure."""
+        if seconds is not None and now < self.began:
+            return
         replica = one_line(replica, 60)
         if replica not in self.replicas and len(self.replicas) >= _LABELS:
             replica = _OTHERS
         own = self.replicas.setdefault(replica, Replica())
         if seconds is None:
             own.errors += 1
-        elif now >= self.began:
+        else:
             own.times.add([seconds])
 
     def given_up(self, *, timeout: bool) -> None:
