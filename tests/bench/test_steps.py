@@ -149,6 +149,22 @@ async def test_notices_that_are_lost_are_counted_for_each_session(
     assert report.requests["turn: notice"].count == 6
 
 
+async def test_changes_that_had_no_turn_before_the_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_TOLD", 30.0)
+    server = desk()
+
+    @server.tool
+    async def turn_slowly() -> str:
+        """Turn the page."""
+        await trio.sleep(0.2)
+        server.resource_updated(PAGE)
+        return "turned"
+
+    report = await measured(server, turn("turn_slowly"), rate=30.0, seconds=0.3)
+    assert report.errors.keys() == {"not begun"}
+    assert report.errors["not begun"].example.startswith("the measurement ended before ")
+
+
 async def test_a_subscription_that_is_refused_is_told() -> None:
     server = desk()
 

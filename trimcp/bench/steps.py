@@ -20,6 +20,7 @@ from trimcp.bench.discovery import Target, agent_target
 from trimcp.bench.plan import CLIENT, NUMBER
 from trimcp.bench.sessions import LoadPlaces, SessionOpener
 from trimcp.bench.supply import Load, LoadCall, Seat
+from trimcp.bench.tally import LATE
 from trimcp.client.client import Client
 from trimcp.client.handlers import fill_defaults
 from trimcp.client.session import ClientSession
@@ -157,8 +158,8 @@ class _StepSession:
             tally.wrong(kind, example, trio.current_time())
             return True
         except _Unmade:
-            if load.plan.paced:
-                tally.wrong("not begun", "too many changes waited for their turn", trio.current_time())
+            if load.plan.paced and (now := trio.current_time()) - call.due > LATE:
+                tally.wrong("not begun", "the measurement ended before its turn came", now)
             return True
         except (ConnectionLost, NotStarted) as error:
             tally.wrong("connection lost", str(error), trio.current_time())
