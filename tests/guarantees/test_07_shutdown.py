@@ -227,10 +227,15 @@ async def test_nobody_new_is_served_while_it_ends(host: str, tmp_path: Path) -> 
         quiet(program)
 
 
-@pytest.mark.parametrize("host", HOSTS[:2])
-async def test_its_input_closed_it_is_gone_in_a_second(host: str, tmp_path: Path) -> None:
-    async with running(host, tmp_path / "journal") as program:
+@pytest.mark.parametrize(("host", "drains"), [(HOSTS[0], False), (HOSTS[1], False), (HOSTS[0], True)])
+async def test_its_input_closed_it_is_gone_in_a_second(host: str, drains: bool, tmp_path: Path) -> None:
+    """Whatever time a signal before has given to the calls under way."""
+    async with running(host, tmp_path / "journal", grace=600) as program:
         [names] = (await program.begin("nap", seconds=600)).values()
+        if drains:
+            before = await until_asleep(program.process.pid)
+            program.process.send_signal(signal.SIGTERM)
+            await until_asleep(program.process.pid, before)
         clock = program.stopwatch()
         await program.process.stdin.aclose()
         await program.exited(clock)
@@ -238,7 +243,7 @@ async def test_its_input_closed_it_is_gone_in_a_second(host: str, tmp_path: Path
         await program.journal.until("ended", *names)
         assert program.process.returncode == 0
         quiet(program)
-    figure(7, "input closed with calls under way, gone", took, 1.0, "s", host)
+    figure(7, "input closed with calls under way, gone", took, 1.0, "s", f"{host}, after a signal" if drains else host)
     assert took <= 4 * 1.0
 
 
