@@ -417,7 +417,7 @@ def test_what_cannot_be_meant_is_refused(options: Any) -> None:
 async def test_a_server_without_audit_pays_nothing() -> None:
     server = make_server(None)
     async with server.running() as running:
-        assert running.session().on_finished is None
+        assert not running.session().on_finished
         handler = running._handlers["tools/call"]
         assert "guarded" not in handler.__qualname__
 

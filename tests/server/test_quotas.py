@@ -210,21 +210,6 @@ async def test_a_session_with_much_to_do_delays_another_by_one(autojump_clock: M
     assert order[2:6] == ["modest", "busy", "modest", "busy"]
 
 
-async def test_calls_begin_at_the_rate_of_the_quota(autojump_clock: MockClock) -> None:
-    server: trimcp.Server[None] = trimcp.Server("s")
-    times: list[float] = []
-
-    @server.tool(quota=Quota(per_second=2, burst=1))
-    async def work() -> None:
-        times.append(trio.current_time())
-
-    async with connected(server) as session, trio.open_nursery() as nursery:
-        begin = trio.current_time()
-        for _ in range(4):
-            nursery.start_soon(session.call_tool, "work")
-    assert [time - begin for time in times] == pytest.approx([0, 0.5, 1, 1.5], abs=0.01)
-
-
 @every_revision
 async def test_what_could_not_begin_before_its_callers_deadline_is_refused_at_once(
     revision: trimcp.Revision, autojump_clock: MockClock
@@ -243,20 +228,6 @@ async def test_what_could_not_begin_before_its_callers_deadline_is_refused_at_on
         with trio.fail_after(15):
             await session.call_tool("work")
         assert trio.current_time() - began == pytest.approx(10, abs=0.01)
-
-
-async def test_a_call_that_is_cancelled_while_it_waits_gives_its_place_up(autojump_clock: MockClock) -> None:
-    shop = Workshop()
-    server = shop.server(quota=Quota(running=1))
-    async with connected(server) as session, trio.open_nursery() as nursery:
-        nursery.start_soon(session.call_tool, "work", {"name": "first"})
-        await wait_all_tasks_blocked()
-        with trio.move_on_after(1):
-            await session.call_tool("work", {"name": "second"})
-        await wait_all_tasks_blocked()
-        assert server.statistics().waiting_turns == 0
-        shop.go.set()
-    assert shop.begun == ["first"]
 
 
 async def test_a_handler_that_fails_gives_its_turn_back() -> None:

@@ -619,15 +619,17 @@ async def test_every_request_that_ended_is_told_of_once(autojump_clock: trio.tes
         return "fine"
 
     async with served({"run": run}, limits=Limits(max_running=1, backlog_requests=2)) as (wire, session):
-        session.on_finished = lambda job, reply: told.append(
-            (
-                job.request.id,
-                reply,
-                None if job.error is None else job.error.code,
-                job.reason,
-                job.extras is not None and job.extras.failed,
+        session.on_finished = [
+            lambda job, reply: told.append(
+                (
+                    job.request.id,
+                    reply,
+                    None if job.error is None else job.error.code,
+                    job.reason,
+                    job.extras is not None and job.extras.failed,
+                )
             )
-        )
+        ]
         for id, what in ((1, "fine"), (2, "fail"), (3, "crash")):
             wire.feed(call(id, what=what))
             await wait_all_tasks_blocked()
@@ -653,7 +655,7 @@ async def test_whoever_is_told_and_crashes_costs_no_reply(caplog: pytest.LogCapt
         raise ValueError("books")
 
     async with served({"run": _echo}) as (wire, session):
-        session.on_finished = crash
+        session.on_finished = [crash]
         wire.feed(call(1, n=1))
         await wait_all_tasks_blocked()
         assert [reply["id"] for reply in wire.take()] == [1]

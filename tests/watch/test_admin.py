@@ -177,7 +177,7 @@ async def test_a_viewer_that_hangs_is_told_late_and_once_it_is_killed_nothing_of
     async def looked_at(looked: bool, count: int) -> None:
         """Wait until somebody looks, or nobody, and so many tasks live: a socket is between."""
         with trio.fail_after(PATIENCE):
-            while (server.on_finished is not None, trio.lowlevel.current_statistics().tasks_living) != (looked, count):  # noqa: ASYNC110
+            while (bool(server.on_finished), trio.lowlevel.current_statistics().tasks_living) != (looked, count):  # noqa: ASYNC110
                 await trio.sleep(0.001)
 
     async with trimcp.testing.connected(server) as session, serve_admin(server) as path:

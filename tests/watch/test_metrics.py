@@ -107,7 +107,7 @@ async def test_calls_are_counted_by_outcome_and_their_time_by_tool(autojump_cloc
 async def test_nothing_is_counted_of_a_server_without_metrics() -> None:
     server = trimcp.Server("plain")
     async with trimcp.testing.connected(server):
-        assert server.on_finished is None
+        assert not server.on_finished
 
 
 async def test_names_that_clients_make_up_do_not_grow_it(monkeypatch: pytest.MonkeyPatch) -> None:

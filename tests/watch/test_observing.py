@@ -107,9 +107,9 @@ async def test_what_ends_is_kept_only_while_somebody_looks(autojump_clock: MockC
             ended = pictures.picture().ended
             (run,) = server.runs
             (peer,) = run.sessions
-            assert peer.on_finished is not None
-        assert peer.on_finished is None
-        assert server.on_finished is None
+            assert peer.on_finished
+        assert not peer.on_finished
+        assert not server.on_finished
     assert [(one.target, one.outcome) for one in ended] == [
         ("build", "ok"),
         ("fail", "failed"),

@@ -405,7 +405,7 @@ async def test_nothing_is_done_while_nobody_is_configured() -> None:
         return str(dict(ctx.trace))
 
     async with client.connect(server) as session:
-        assert server.on_finished is None
+        assert not server.on_finished
         assert (await session.call_tool("trace_of_call")).text == "{}"
         assert type(client.make_rounds(session.session, session, "tools/list", None, 0, None)) is Rounds
 

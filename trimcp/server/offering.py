@@ -91,7 +91,7 @@ class Offering:
     max_processes: int | None
     handler_errors: HandlerErrors
     audit: Audit | None
-    on_finished: Finished | None
+    on_finished: list[Finished]
     confirm: Confirm | None
     confirm_fallback: Fallback
 

@@ -24,7 +24,7 @@ from trimcp.server.subscribing import Subscribers
 from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, Receiver, drive
 from trimcp.session.facts import SessionMemory
-from trimcp.session.incoming.job import CancelReason, Finished, Job
+from trimcp.session.incoming.job import CancelReason, Job
 from trimcp.session.incoming.jobs import HandlerTasks
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
@@ -299,11 +299,6 @@ class Running:
         if server.on_session is not None:
             server.on_session(session, True)
         return session
-
-    def tell_finished(self, hook: Finished | None) -> None:
-        """Tell `hook` from now on of each request of each session that ends; see `Session.on_finished`."""
-        for session in (*self.sessions, *(pushed.session for pushed in self._spare)):
-            session.on_finished = hook
 
     def closed(self, session: Session) -> None:
         if session in self.sessions:  # may be called twice

@@ -19,7 +19,7 @@ from trimcp.server.options import check_cache_scope, check_scopes
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
-from trimcp.session.incoming.job import Finished, Job
+from trimcp.session.incoming.job import Finished
 from trimcp.session.limits import Limits, limits_of
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
@@ -160,9 +160,7 @@ class Server(Extending, Generic[StateT]):
         self.max_threads = max_threads
         self.max_processes = max_processes
         self.runs: set[Running] = set()
-        self._told: list[Finished] = [] if audit is None else [audit.finished]
-        self.on_finished: Finished | None = None
-        self._tell_finished()
+        self.on_finished: list[Finished] = [] if audit is None else [audit.finished]
         self.budget: Budget = Budget(max(DEFAULT_MEMORY, needed) if memory is None else memory)
         self.handler_errors: HandlerErrors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
@@ -318,24 +316,11 @@ class Server(Extending, Generic[StateT]):
     @contextmanager
     def telling_finished(self, hook: Finished) -> Iterator[None]:
         """Tell `hook` of each request that ends while the block runs. It must not block; what it raises is logged."""
-        self._told.append(hook)
-        self._tell_finished()
+        self.on_finished.append(hook)
         try:
             yield
         finally:
-            self._told.remove(hook)
-            self._tell_finished()
-
-    def _tell_finished(self) -> None:
-        told = self._told.copy()
-
-        def tell_all(job: Job, reply: bytes | None) -> None:
-            for hook in told:
-                hook(job, reply)
-
-        self.on_finished = None if not told else told[0] if len(told) == 1 else tell_all
-        for running in self.runs:
-            running.tell_finished(self.on_finished)
+            self.on_finished.remove(hook)
 
     def sessions(self) -> dict[Session, float]:
         """Return the sessions of all runs and when each began: seconds on Trio's clock, 0 for those of one request."""

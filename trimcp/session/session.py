@@ -35,7 +35,7 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.facts import SessionMemory, TransportFacts
-from trimcp.session.incoming.job import CancelReason, Endpoint, Job
+from trimcp.session.incoming.job import CancelReason, Endpoint, Finished, Job
 from trimcp.session.incoming.jobs import HandlerTasks, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.outgoing.pending import Pending
@@ -91,9 +91,10 @@ class Session:
     # tasks that wait until the session may read on
     readers: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
     background: Background = attrs.field(init=False)  # starts tasks that belong to the session, once it is driven
-    # called once for every admitted request of the peer, when its reply (the second argument) is queued, or with None
-    # when it is certain that it gets none. It must not block; what it raises is logged.
-    on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
+    # each called once for every admitted request of the peer, when its reply (the second argument) is queued, or with
+    # None when it is certain that it gets none. None must block; what they raise is logged. All sessions of a server
+    # share its list.
+    on_finished: Sequence[Finished] = attrs.field(init=False, default=())
     _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
 
     def __attrs_post_init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -182,7 +182,7 @@ class Owner(Protocol):
     counts: LaneCounts
     handler_errors: str
     lost: ConnectionLost | None
-    on_finished: Callable[[Job, bytes | None], object] | None
+    on_finished: Sequence[Finished]
 
     @property
     def endpoint(self) -> Endpoint[Any]: ...
@@ -215,7 +215,7 @@ class Extras:
     parked: int = 0  # questions whose answers it waits for
     waited: float = 0.0  # seconds for which its handler waited for its turn under a quota
     crash: BaseException | None = None  # what its handler raised, if that ends the session
-    failed: bool = False  # whether its result has `isError`; computed only if `Session.on_finished` is set
+    failed: bool = False  # whether its result has `isError`; computed only if `Session.on_finished` has one to tell
 
 
 @slotted
@@ -446,7 +446,7 @@ class Job:
             log.error("the result of %s has %d bytes; at most %d are sent", self.request.method.name, size, most)
             text = f"the result is larger than {most} bytes"
             reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
-        elif session.on_finished is not None and getattr(result, "is_error", False) is True:
+        elif session.on_finished and getattr(result, "is_error", False) is True:
             self.with_extras().failed = True
         self.reply = reply
         if size >= LARGE and session.jobs.tasks is not None:
@@ -537,9 +537,9 @@ class Job:
         wanted = session.engine.answered(id)
         if self.reports is not None and self.reports.latest_queued:
             sink.finish_latest(("progress", id), keep=wanted)
-        if session.on_finished is not None:
+        for tell in tuple(session.on_finished):  # one may leave as it is told
             try:
-                session.on_finished(self, reply if wanted else None)
+                tell(self, reply if wanted else None)
             except KeyboardInterrupt:
                 raise
             except BaseException as crash:  # the reply is sent anyway
