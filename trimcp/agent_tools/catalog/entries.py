@@ -60,30 +60,8 @@ class Implemented:
         self.options: ToolOptions = options
 
 
-@attrs.frozen(eq=False)
-class EntryTemplate:
-    """What the entries of several manifests have in common."""
-
-    entry: ToolEntry  # an entry to copy
-    options: ToolOptions  # the options it was made with
-
-    def entry_for(self, manifest: Manifest) -> ToolEntry:
-        """Return the entry of one manifest, yet without rights and confirmation."""
-        entry, own = self.entry, self.entry.validator
-        listed = evolved(
-            entry.listed,
-            name=manifest.name,
-            description=manifest.description or entry.listed.description,
-            input_schema=dict(manifest.parameters),
-            meta={**(self.options.get("meta") or {}), META_VERSION: manifest.version},
-        )
-        first = manifest.validator
-        return attrs.evolve(
-            entry,
-            listed=listed,
-            validator=first if own.schema == _ANY_ARGUMENTS else _BothSchemas(first, own),
-            mirrors=find_mirrors(manifest.parameters),
-        )
+_Template: TypeAlias = tuple[ToolEntry, ToolOptions]
+"""What the entries of several manifests have in common: one to copy, and the options it was made with."""
 
 
 class _BothSchemas(Validator):
@@ -105,7 +83,7 @@ class _BothSchemas(Validator):
         return self._second.problems(value)
 
 
-def by_reference(name: str, given: Callable[..., Any] | Implemented) -> EntryTemplate:
+def by_reference(name: str, given: Callable[..., Any] | Implemented) -> _Template:
     """Return the template of an implementation. All its tools share one quota. Raises as `Server.tool` does."""
     implemented = given if isinstance(given, Implemented) else Implemented(given)
     options: ToolOptions = {**implemented.options, "name": name}
@@ -118,7 +96,7 @@ def by_reference(name: str, given: Callable[..., Any] | Implemented) -> EntryTem
         if not _returns_content(returned):
             entry = _with_any_result(entry)
     entry.turns = f"implementation {name}"
-    return EntryTemplate(entry, options)
+    return entry, options
 
 
 def _schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -220,8 +198,8 @@ class EntryMaker:
         self._server = server
         self._rules = rules
         self._implementations = {name: by_reference(name, given) for name, given in implementations.items()}
-        for template in self._implementations.values():
-            server.prepare_for(template.entry)  # they become tools only while the server runs
+        for entry, _ in self._implementations.values():
+            server.prepare_for(entry)  # they become tools only while the server runs
 
     def full_name(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> str:
         """Return the name under which a manifest is registered. Raises UnfitManifest."""
@@ -279,10 +257,24 @@ class EntryMaker:
             "timeout": self._rules.timeout,
             "max_concurrent": self._rules.max_concurrent,
         }
-        return self._guarded(EntryTemplate(_with_any_result(tool_entry(call, options)), options), manifest)
+        return self._guarded((_with_any_result(tool_entry(call, options)), options), manifest)
 
-    def _guarded(self, template: EntryTemplate, manifest: Manifest) -> ToolEntry:
+    def _guarded(self, template: _Template, manifest: Manifest) -> ToolEntry:
         """Return a template's entry for a manifest, with its rights."""
-        entry = template.entry_for(manifest)
-        self._server.guard_tool(entry, template.options)
-        return entry
+        entry, options = template
+        first, own = manifest.validator, entry.validator
+        listed = evolved(
+            entry.listed,
+            name=manifest.name,
+            description=manifest.description or entry.listed.description,
+            input_schema=dict(manifest.parameters),
+            meta={**(options.get("meta") or {}), META_VERSION: manifest.version},
+        )
+        made = attrs.evolve(
+            entry,
+            listed=listed,
+            validator=first if own.schema == _ANY_ARGUMENTS else _BothSchemas(first, own),
+            mirrors=find_mirrors(manifest.parameters),
+        )
+        self._server.guard_tool(made, options)
+        return made

@@ -31,29 +31,22 @@ _ANY: Final = (object,)
 class MemberRule:
     """What a member of a message may be."""
 
-    types: tuple[type, ...]  # the Python types of its JSON value
     schema: Mapping[str, Any]  # its JSON Schema
     wanted: str  # what it must be, for an error's text
     required: bool  # whether the message is malformed without it
-    longest: int  # characters of the longest text; 0 for no bound. A bounded text is not empty.
-    positive: bool  # whether a number must be greater than 0
-    choices: tuple[str, ...]  # the only values; empty for any
-    usual: type = attrs.field(init=False)  # values of this type fit, if they have at most so many characters
+    usual: type  # nearly all values are of this type; they fit
+    longest: int  # if they have at most so many characters, and any; 0 for no bound
+    fits: Callable[[Any], bool]  # returns whether this is a value of the member
 
-    @usual.default
-    def _usual(self) -> type:
-        return MemberRule if self.types is _ANY or self.positive or self.choices else self.types[0]
 
-    def fits(self, value: Any) -> bool:
-        """Return whether this is a value of the member."""
-        kind = type(value)
-        if kind not in self.types and self.types is not _ANY:
-            return False
-        if self.longest and not 0 < len(value) <= self.longest:
-            return False
-        if self.positive and not 0 < value < float("inf"):
-            return False
-        return not self.choices or value in self.choices
+def _fits(types: tuple[type, ...], longest: int, positive: bool, choices: tuple[str, ...], value: Any) -> bool:
+    if type(value) not in types and types is not _ANY:
+        return False
+    if longest and not 0 < len(value) <= longest:
+        return False
+    if positive and not 0 < value < float("inf"):
+        return False
+    return not choices or value in choices
 
 
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], Mapping[str, Any]]]] = {
@@ -84,7 +77,9 @@ def _member(
         schema, wanted = {**schema, "minLength": 1, "maxLength": longest}, f"{kind} of 1 to {longest} characters"
     elif positive:
         schema, wanted = {**schema, "exclusiveMinimum": 0}, f"{kind} greater than 0"
-    rule = MemberRule(types, {**schema, "description": about}, wanted, required, longest, positive, choices)
+    usual = MemberRule if types is _ANY or positive or choices else types[0]
+    fits = partial(_fits, types, longest, positive, choices)
+    rule = MemberRule({**schema, "description": about}, wanted, required, usual, longest, fits)
     return attrs.field(metadata={"rule": rule}) if required else attrs.field(default=None, metadata={"rule": rule})
 
 
