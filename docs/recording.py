@@ -73,7 +73,7 @@ RECORDINGS: Final = {
             "trimcp run builder.py --http --port 0 --admin",
             *(f"trimcp call URL build files={files}" for files in (40, 60, 25)),
         ),
-        rows=22,
+        rows=17,
         keys=((3, b"\x1b[B"), (4, b"\x1b[B"), (5, b"\r"), (8, b"\r"), (9, b"c"), (10, b"too late\r"), (13, b"q")),
     ),
 }
