@@ -29,10 +29,14 @@ def test_passes():
 
 def pytest_on(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+    settings = {"PYTHONPATH": str(ROOT), "TRIMCP_REQUIRE": ""}
+    if folder != ROOT:  # what tests of their own need no plugin for: half of what such a run takes is loading them
+        command += ["-p", "xdist"]
+        settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIMCP_REQUIRE": "", **environment},
+        env={**os.environ, **settings, **environment},
         capture_output=True,
         text=True,
     )
