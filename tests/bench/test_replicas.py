@@ -96,6 +96,7 @@ async def test_what_has_no_headers_is_refused(autojump_clock: object) -> None:
         ("serverInfo", {"result": {"_meta": [1], "serverInfo": 3}}, None),
         ("serverInfo", {"error": {"code": 1}}, None),
         ("_meta:a:b", {"result": {"_meta": {"a:b": 7}}}, "7"),
+        ("_meta:pod", {"result": {"_meta": {"pod": {"zone": "b"}}}}, '{"zone": "b"}'),
         ("_meta:pod", {"result": {"_meta": {"a": 7}}}, None),
         ("X-Served-By", {"result": {"serverInfo": {"name": "x"}}}, None),
         (None, {"result": {"serverInfo": {"name": "x"}}}, None),

@@ -55,7 +55,7 @@ class NumberCheck:
             raise LocalError(f"{attribute.name} must be {range_}, not {value!r:.60}")
 
 
-def _number(default: float | None, check: NumberCheck, help: str | None = None, metavar: str = "N") -> Any:
+def _setting(default: object, check: Any = None, help: str | None = None, metavar: str | None = "N") -> Any:
     return attrs.field(default=default, validator=check, kw_only=True, metadata={"help": help, "metavar": metavar})
 
 
@@ -99,7 +99,7 @@ class MixEntry:
     method: str = attrs.field(validator=_text)  # the method of the request
     # its parameters; `{n}` in any of their texts becomes the call's number, which begins with 1
     params: Mapping[str, Any] = attrs.field(factory=dict, validator=_jsonable)
-    weight: float = _number(1.0, _POSITIVE)  # how often it is sent, relative to the others of the mix
+    weight: float = _setting(1.0, _POSITIVE)  # how often it is sent, relative to the others of the mix
     # the expected first text block of the result, with `{n}` replaced; None for any result except an error
     expect: str | None = attrs.field(default=None, validator=_text, kw_only=True)
     step: Literal["call", "question", "change", "task", "agent"] = _choice(*STEPS, help="")
@@ -166,56 +166,41 @@ class Plan:
 
     # the requests, chosen at random by weight; a single one is repeated
     mix: tuple[MixEntry, ...] = attrs.field(default=(), converter=_as_mix)
-    sessions: int = _number(1, _AMOUNT, "Connections.")
-    under_way: int | None = _number(None, _AMOUNT, "Calls under way in each.  [default: 1]")
+    sessions: int = _setting(1, _AMOUNT, "Connections.")
+    under_way: int | None = _setting(None, _AMOUNT, "Calls under way in each.  [default: 1]")
     """The most concurrent calls in each session; None for 1, and with `rate` for 256 in all sessions together."""
-    rate: float | None = _number(None, _POSITIVE, "Begin so many calls a second, answered or not (open loop).")
+    rate: float | None = _setting(None, _POSITIVE, "Begin so many calls a second, answered or not (open loop).")
     """Calls per second, in all sessions together. A call's time counts from when it should have begun."""
     spacing: Literal["constant", "poisson"] = _choice("constant", "poisson", help="How --rate spaces them.")
     """At equal intervals, or at random ones (a Poisson process), as from many independent users."""
-    stages: str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=_stages,
-        metadata={
-            "help": "A load that changes: 0:10,30s:200,2m:200,10s:0 (time to get there : level).",
-            "metavar": "LIST",
-        },
+    stages: str | None = _setting(
+        None, _stages, "A load that changes: 0:10,30s:200,2m:200,10s:0 (time to get there : level).", "LIST"
     )
     """How the load changes, as `Stages.read` reads it; it says how long the measurement takes."""
     stages_of: Literal["calls", "sessions"] = _choice(
         "calls", "sessions", help="What the levels of --stages are: calls that begin a second, or sessions."
     )
-    session_calls: int | None = _number(None, _COUNT, "End a session after so many calls, and open another (churn).")
-    backlog: int = _number(10_000, _COUNT)
+    session_calls: int | None = _setting(None, _COUNT, "End a session after so many calls, and open another (churn).")
+    backlog: int = _setting(10_000, _COUNT)
     """The most calls of the open loop that wait for a free place; further ones are not begun and count as errors."""
-    think: float = _number(0.0, NumberCheck(), "Time between an answer and the next.", "SECONDS")
-    seconds: float | None = _number(None, _POSITIVE, "Measure for so long.  [default: 10; each round: 3]", "SECONDS")
-    count: int | None = _number(None, _COUNT, "Measure so many calls instead.")
-    warm_up: float = _number(0.0, NumberCheck())
+    think: float = _setting(0.0, NumberCheck(), "Time between an answer and the next.", "SECONDS")
+    seconds: float | None = _setting(None, _POSITIVE, "Measure for so long.  [default: 10; each round: 3]", "SECONDS")
+    count: int | None = _setting(None, _COUNT, "Measure so many calls instead.")
+    warm_up: float = _setting(0.0, NumberCheck())
     """Seconds before the measurement in which the same calls are sent but not counted."""
-    warm_up_count: int = _number(0, NumberCheck(whole=True))
+    warm_up_count: int = _setting(0, NumberCheck(whole=True))
     """Calls before the measurement that are not counted."""
-    cancel: float = _number(0.0, _SHARE, "Cancel this share, 0.1 for a tenth.", "SHARE")
-    cancel_after: float | None = _number(None, NumberCheck(), "Time until then.  [default: random]", "SECONDS")
+    cancel: float = _setting(0.0, _SHARE, "Cancel this share, 0.1 for a tenth.", "SHARE")
+    cancel_after: float | None = _setting(None, NumberCheck(), "Time until then.  [default: random]", "SECONDS")
     """Seconds from the beginning of a call to its cancellation; None for a random part of the mean time of a call."""
-    cut: float = _number(0.0, _SHARE, "Cut the connection of this share midway, and resume (HTTP).", "SHARE")
-    timeout: float | None = _number(None, _POSITIVE, "Give a call up after this time.", "SECONDS")
-    timeouts: float = _number(1.0, _SHARE, "The share that --timeout is for.", "SHARE")
-    progress: bool = attrs.field(
-        default=False, kw_only=True, metadata={"help": "Ask for progress, and count the notifications."}
-    )
+    cut: float = _setting(0.0, _SHARE, "Cut the connection of this share midway, and resume (HTTP).", "SHARE")
+    timeout: float | None = _setting(None, _POSITIVE, "Give a call up after this time.", "SECONDS")
+    timeouts: float = _setting(1.0, _SHARE, "The share that --timeout is for.", "SHARE")
+    progress: bool = _setting(False, None, "Ask for progress, and count the notifications.", None)
     answer: Mapping[str, Any] = attrs.field(factory=dict, validator=_jsonable, kw_only=True)
     """The values that questions with a form are answered with; a form's defaults come before."""
-    sampled: str = attrs.field(
-        default="sampled",
-        kw_only=True,
-        validator=_text,
-        metadata={"help": "What is answered for the model (--step question).", "metavar": "TEXT"},
-    )
-    seed: int = attrs.field(
-        default=0, kw_only=True, metadata={"help": "What everything random begins with.", "metavar": "N"}
-    )
+    sampled: str = _setting("sampled", _text, "What is answered for the model (--step question).", "TEXT")
+    seed: int = _setting(0, None, "What everything random begins with.")
     revision: str | None = attrs.field(default=None, kw_only=True)
     """The revision to use, by its date; None to negotiate it."""
     transport: Literal["auto", "http", "sse"] = _choice(
@@ -225,25 +210,19 @@ class Plan:
     reply: Literal["any", "json", "sse"] = _choice(
         "any", "json", "sse", help="How a server has to answer a POST; anything else is an error."
     )
-    replica_by: str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=_text,
-        metadata={
-            "help": "Count by replica, as a response header (X-Served-By), serverInfo or _meta:KEY says.",
-            "metavar": "NAME",
-        },
+    replica_by: str | None = _setting(
+        None, _text, "Count by replica, as a response header (X-Served-By), serverInfo or _meta:KEY says.", "NAME"
     )
     """What says which replica behind a balancer answered; see `replicas`."""
     first_number: int = attrs.field(default=0, kw_only=True)
     """What `{n}` counts from: generators that share a plan do not use the same numbers."""
     pids: tuple[int, ...] = attrs.field(default=(), kw_only=True)
     """Processes whose CPU time and memory count as the server's, with their descendants and any child process."""
-    reopen: int = _number(3, NumberCheck(whole=True))
+    reopen: int = _setting(3, NumberCheck(whole=True))
     """How often a broken session is opened again."""
-    opening: float = _number(30.0, _POSITIVE)
+    opening: float = _setting(30.0, _POSITIVE)
     """Seconds for opening a session."""
-    patience: float = _number(10.0, _POSITIVE)
+    patience: float = _setting(10.0, _POSITIVE)
     """Seconds to wait at the end for running calls; also the silence after which a measurement by calls ends."""
 
     def __attrs_post_init__(self) -> None:

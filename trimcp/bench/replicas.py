@@ -6,6 +6,7 @@ by the name and version that the server gives of itself, or by a member of `_met
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -37,6 +38,6 @@ def named_by_message(by: str | None, message: Mapping[str, Any]) -> str | None:
     told = meta if isinstance(meta, dict) else {}
     if by != _SERVER_INFO:
         value = told.get(by.removeprefix(_META))
-        return None if value is None else str(value)
+        return value if value is None or isinstance(value, str) else json.dumps(value)
     info = told.get(META_SERVER_INFO) or result.get(_SERVER_INFO)
     return f"{info.get('name')} {info.get('version') or ''}".strip() if isinstance(info, dict) else None
