@@ -157,7 +157,10 @@ def test_what_one_measurement_saves_the_next_is_compared_with(tmp_path: Path) ->
     (report,) = read_reports([str(file)], "--baseline")
     assert report.requests["add"].count == report.latency.count
     assert sum(each.whole.count for each in report.slices) == report.calls
-    assert all(each.cpu and each.rss and each.work_cpu for each in report.slices)
+    spent = [each.cpu for each in report.slices]
+    assert None not in spent  # on a busy machine there is a slice in which the server had no core
+    assert sum(filter(None, spent)) > 0
+    assert all(each.rss and each.work_cpu for each in report.slices)
     result = trimcp("bench", "--baseline", str(file), "--tolerance", "9", *command)
     assert result.exit_code == 0, result.output
     assert "figures compared, none worse" in result.stdout

@@ -19,7 +19,6 @@ from trimcp.errors import LocalError
 from trimcp.support.files import UnusableFile, read_text
 
 _WRONG: Final = TOOL_ERROR
-_ANSWERS: Final = "every answer is right"
 _NAMES: Final = {"cpu": "CPU per call", "rate": "calls per second", "errors": "errors"}
 
 
@@ -54,7 +53,8 @@ def read_reports(files: Sequence[str], option: str) -> tuple[Report, ...]:
 class Judgement:
     """All that was checked of a measurement."""
 
-    checks: tuple[Check, ...]
+    answers: Check  # whether every answer is right
+    required: tuple[Check, ...]
     comparison: Comparison | None
     tolerates_errors: bool  # whether a requirement says how many errors are allowed
 
@@ -64,31 +64,32 @@ class Judgement:
     ) -> Judgement:
         """Judge a report. Raises Failure: it cannot be compared with the baseline."""
         failures = f"{report.failures:,} were not" if report.failures else ""
-        checks = [Check(_ANSWERS, report.right, failures or ("" if report.right else "there was none"))]
-        checks += [each.judge(report) for each in requirements]
-        comparison = None
-        if baseline:
-            try:
-                comparison = compare(baseline, report, tolerance)
-            except LocalError as error:
-                raise Failure(f"--baseline: {error}") from None
-            changes = comparison.changes
-            checks += [Check(f"baseline: {_named(each)}", not each.worse, _changed(each)) for each in changes]
-        return Judgement(tuple(checks), comparison, any(each.about_errors for each in requirements))
+        answers = Check("every answer is right", report.right, failures or ("" if report.right else "there was none"))
+        required = tuple(each.judge(report) for each in requirements)
+        try:
+            comparison = compare(baseline, report, tolerance) if baseline else None
+        except LocalError as error:
+            raise Failure(f"--baseline: {error}") from None
+        return Judgement(answers, required, comparison, any(each.about_errors for each in requirements))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """All that was checked, the answers first."""
+        changes = () if self.comparison is None else self.comparison.changes
+        compared = (Check(f"baseline: {_named(each)}", not each.worse, _changed(each)) for each in changes)
+        return self.answers, *self.required, *compared
 
     @property
     def exit_code(self) -> int:
         """The exit code that says it."""
-        failed = [each for each in self.checks if not each.passed]
-        if any(each.name == _ANSWERS for each in failed) and not self.tolerates_errors:
+        if not self.answers.passed and not self.tolerates_errors:
             return _WRONG
-        return BROKEN if any(each.name != _ANSWERS for each in failed) else 0
+        return 0 if all(each.passed for each in self.checks[1:]) else BROKEN
 
     def lines(self) -> Iterator[Line]:
         """Yield it as lines below the table."""
-        required = [each for each in self.checks if each.name != _ANSWERS and not each.name.startswith("baseline: ")]
         title = "required"
-        for each in required:
+        for each in self.required:
             said = f"{each.name}: {'kept' if each.passed else 'BROKEN'}, {each.text}"
             yield row(title, theirs(said)), "" if each.passed else "bold red"
             title = ""
