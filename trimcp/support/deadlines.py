@@ -47,7 +47,7 @@ class Deadlines:
         self._closed += 1
         if self._closed > max(100, len(self._heap) // 2):
             self._closed = 0
-            self._heap = [entry for entry in self._heap if not entry[2].closed]
+            self._heap = [entry for entry in self._heap if entry[2]._on_passed is not None]
             heapq.heapify(self._heap)
 
     def _look(self, now: float) -> None:
@@ -86,10 +86,6 @@ class Deadline:
         """Unset it."""
         self.passed = False
         self._due = math.inf
-
-    @property
-    def closed(self) -> bool:
-        return self._on_passed is None
 
     def close(self) -> None:
         """Unset it for good, and forget its callback."""
