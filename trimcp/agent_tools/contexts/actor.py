@@ -55,7 +55,7 @@ class ContextActor(StoredState):
     last_used: float = attrs.field(init=False, factory=trio.current_time)
     _used_elsewhere: float = attrs.field(init=False, default=-math.inf)
     _deadline: Deadline = attrs.field(init=False)
-    _scopes: tuple[trio.CancelScope, ...] = attrs.field(init=False, default=())  # of its tasks
+    _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)  # of its tasks, if there are any
     _clean_ups: tuple[CleanUp, ...] = attrs.field(init=False, default=())
     _unwound: trio.Event | None = attrs.field(init=False, default=None)
     _over: trio.Event | None = attrs.field(init=False, default=None)
@@ -77,7 +77,7 @@ class ContextActor(StoredState):
     @property
     def tasks(self) -> int:
         """How many tasks were started for it and run."""
-        return len(self._scopes)
+        return len(self._scopes or ())
 
     @property
     def idle(self) -> bool:
@@ -176,7 +176,8 @@ class ContextActor(StoredState):
         """
         self.check()
         scope = trio.CancelScope()
-        self._scopes += (scope,)
+        self._scopes = self._scopes or set()
+        self._scopes.add(scope)
         nursery = self._shared.nursery
         assert nursery is not None
         nursery.start_soon(self._work, scope, function, args, name=function)
@@ -188,7 +189,9 @@ class ContextActor(StoredState):
             with scope:
                 await guarded(function, args)
         finally:
-            self._scopes = tuple(each for each in self._scopes if each is not scope)
+            assert self._scopes is not None
+            self._scopes.discard(scope)
+            self._scopes = self._scopes or None
             self._look_unwound()
 
     def on_destroy(self, function: CleanUp) -> None:
@@ -256,7 +259,7 @@ class ContextActor(StoredState):
             self._fail_unsaved(self._gone)
         for call in list(self.calls.values()):
             call.cancel(reason)
-        for scope in self._scopes:
+        for scope in self._scopes or ():
             scope.cancel(reason=reason)
         for watch in self._watches:
             watch.finish(last)
