@@ -33,9 +33,13 @@ _ARGUMENTS_ASKED: Final = 50
 _PATIENCE: Final = 5.0
 _INDENT: Final = "      "
 
-_TOOLS, _RESOURCES, _PROMPTS = "tools/list", "resources/list", "prompts/list"
-_TEMPLATES: Final = "resources/templates/list"
-
+# Of each list, by its name in JSON, its method and its title.
+_LISTS: Final = {
+    "tools": ("tools/list", "Tools"),
+    "resources": ("resources/list", "Resources"),
+    "resourceTemplates": ("resources/templates/list", "Resource templates"),
+    "prompts": ("prompts/list", "Prompts"),
+}
 _HINTS = (
     ("read_only_hint", "reads only", "writes"),
     ("destructive_hint", "may destroy", "destroys nothing"),
@@ -44,71 +48,58 @@ _HINTS = (
 )
 
 
-@attrs.frozen
+@attrs.define
 class Offer:
-    """All lists of a server, and the suggestions for arguments of prompts, by name."""
+    """All lists of a server by their names in JSON, and the suggestions for arguments of prompts, by name."""
 
-    tools: list[Tool]
-    resources: list[Resource]
-    templates: list[ResourceTemplate]
-    prompts: list[Prompt]
-    choices: Mapping[tuple[str, str], Completion] = attrs.field(factory=dict)
-    failures: Mapping[str, str] = attrs.field(factory=dict)  # why a list is missing or incomplete, by its method
+    lists: dict[str, list[Any]] = attrs.field(factory=dict)
+    choices: dict[tuple[str, str], Completion] = attrs.field(factory=dict)
+    failures: dict[str, str] = attrs.field(factory=dict)  # why a list is missing or incomplete, by its method
     failed: bool = False  # whether one is missing
 
 
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
     """Request all lists, and completions of prompts unless the server has none or is slow."""
-    lists: list[list[Any]] = []
-    failures: dict[str, str] = {}
-    failed = False
-    for method, fetch in (
-        (_TOOLS, session.list_tools),
-        (_RESOURCES, session.list_resources),
-        (_TEMPLATES, session.list_resource_templates),
-        (_PROMPTS, session.list_prompts),
+    offer = Offer()
+    for name, fetch in (
+        ("tools", session.list_tools),
+        ("resources", session.list_resources),
+        ("resourceTemplates", session.list_resource_templates),
+        ("prompts", session.list_prompts),
     ):
-        items: list[Any] = []
         try:
-            items = await fetch()
+            offer.lists[name] = await fetch()
         except McpError as error:
             known = error.listed if isinstance(error, InvalidReply) else None
-            items = known or []
+            offer.lists[name] = known or []
             if getattr(error, "code", None) != METHOD_NOT_FOUND:  # else it declared more than it has
-                failures[method] = told(error)
-                failed = failed or known is None
-        lists.append(items)
-    tools, resources, templates, prompts = lists
-    offer = Offer(tools, resources, templates, prompts, failures=failures, failed=failed)
+                offer.failures[_LISTS[name][0]] = told(error)
+                offer.failed = offer.failed or known is None
     if not choices or not declares(session.server_capabilities, "completions"):
         return offer
-    found: dict[tuple[str, str], Completion] = {}
+    asked = ((prompt, argument) for prompt in offer.lists["prompts"] for argument in prompt.arguments or ())
     with trio.move_on_after(_PATIENCE):
-        for prompt, argument in islice(((p, a) for p in offer.prompts for a in p.arguments or ()), _ARGUMENTS_ASKED):
+        for prompt, argument in islice(asked, _ARGUMENTS_ASKED):
             try:
                 completion = await session.complete_prompt(prompt.name, argument.name, "")
             except McpError:
                 continue
             if completion.values:
-                found[prompt.name, argument.name] = completion
-    return attrs.evolve(offer, choices=found)
+                offer.choices[prompt.name, argument.name] = completion
+    return offer
 
 
 def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
     """Return it as JSON, in the form of the session's revision."""
     dump = converter_for(session.revision).dump
-    lists = (offer.tools, offer.resources, offer.templates, offer.prompts)
-    rejected = [attrs.asdict(each) for items in lists for each in getattr(items, "rejected", ())]
+    rejected = [attrs.asdict(each) for items in offer.lists.values() for each in getattr(items, "rejected", ())]
     return {
         "protocolVersion": session.revision.name,
         "serverInfo": dump(session.server_info) if session.server_info is not None else None,
         "instructions": session.instructions,
         "capabilities": dump(session.server_capabilities),
-        "tools": [dump(tool) for tool in offer.tools],
-        "resources": [dump(resource) for resource in offer.resources],
-        "resourceTemplates": [dump(template) for template in offer.templates],
-        "prompts": [dump(prompt) for prompt in offer.prompts],
-        **({"errors": dict(offer.failures)} if offer.failures else {}),
+        **{name: [dump(each) for each in items] for name, items in offer.lists.items()},
+        **({"errors": offer.failures} if offer.failures else {}),
         **({"rejected": rejected} if rejected else {}),
     }
 
@@ -125,11 +116,9 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
         yield "", ""
         for line in clean(session.instructions).splitlines():
             yield f"  {line}", ""
-    why = offer.failures.get
-    yield from _section("Tools", offer.tools, _tool, why(_TOOLS))
-    yield from _section("Resources", offer.resources, _resource, why(_RESOURCES))
-    yield from _section("Resource templates", offer.templates, _resource, why(_TEMPLATES))
-    yield from _section("Prompts", offer.prompts, partial(_prompt, choices=offer.choices), why(_PROMPTS))
+    described: dict[str, Any] = {"tools": _tool, "prompts": partial(_prompt, choices=offer.choices)}
+    for name, (method, title) in _LISTS.items():
+        yield from _section(title, offer.lists[name], described.get(name, _resource), offer.failures.get(method))
 
 
 def _capabilities(session: ClientSession) -> str:
