@@ -9,6 +9,7 @@ import webbrowser
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -85,9 +86,7 @@ class Browser(UserAgent):
             listeners = await trio.open_tcp_listeners(port, host=self.host)
         except OSError:
             if self.port:
-                raise AuthorizationError(
-                    f"port {self.port} is in use, so the browser could not come back to it; choose another, or 0"
-                ) from None
+                raise AuthorizationError(f"port {self.port} is in use; choose another, or 0 for a free one") from None
             listeners = await trio.open_tcp_listeners(0, host=self.host)
         try:
             number = listeners[0].socket.getsockname()[1]
@@ -105,7 +104,7 @@ class _Loopback(Redirect):
 
     async def visit(self, url: str, state: str) -> str:
         """Open the page, and wait until a browser comes back with `state`. Waits as long as the person takes."""
-        notify = self._browser.notify or _to_standard_error
+        notify = self._browser.notify or partial(print, file=sys.stderr, flush=True)
         notify(f"Log in at {url}")
         came: list[str] = []
         room = trio.Semaphore(_MOST)
@@ -223,7 +222,3 @@ def _page(status: int, text: str) -> bytes:
         "Connection: close",
     )
     return "\r\n".join((*lines, "", "")).encode() + body
-
-
-def _to_standard_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

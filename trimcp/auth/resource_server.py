@@ -133,9 +133,7 @@ class ResourceServer:
         if not secure_url(self.resource):
             raise ValueError("the resource is the URL of the server, at https or on this machine")
         if any(algorithm.startswith("HS") or algorithm == "none" for algorithm in self.algorithms):
-            raise ValueError(
-                "whoever checks a signature of these algorithms could have made it: use asymmetric ones, such as ES256"
-            )
+            raise ValueError("signatures are asymmetric, such as ES256: whoever checks another could have made it")
         if not self.issuers:
             raise ValueError("name at least one issuer")
         resource = canonical_url(self.resource)
@@ -221,11 +219,7 @@ class ResourceServer:
         """Return who makes a request; waits only for a token that was not seen before."""
         said = head.headers.get("authorization", "")
         if "access_token" in head.query:
-            return Refused(
-                400,
-                self._challenge("invalid_request"),
-                "an access token goes into the Authorization header, not into the URL",
-            )
+            return Refused(400, self._challenge("invalid_request"), "send the token in a header, not in the URL")
         scheme, _, token = said.partition(" ")
         token = token.strip(" ")
         scheme = scheme.lower()

@@ -170,9 +170,7 @@ class ToyIssuer:
                 return _error(401, "invalid_client", "there is no such client")
             granted = {"sub": name, "client_id": name, "scope": fields.get("scope", "")}
             return self._tokens(head, granted, fields.get("resource", ""))
-        return _error(
-            400, "unsupported_grant_type", "this server knows authorization_code, refresh_token and client_credentials"
-        )
+        return _error(400, "unsupported_grant_type", "use authorization_code, refresh_token or client_credentials")
 
     def _tokens(self, head: Head, granted: dict[str, str], resource: str) -> HttpResponse:
         more: dict[str, Any] = {"client_id": granted["client_id"]}
