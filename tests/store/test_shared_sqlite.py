@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -206,6 +207,26 @@ async def test_a_file_of_the_release_before_is_read(tmp_path: Path) -> None:
         assert not await store.commit([DropEvents("s", 2, 7, before=3), *more])
         assert await store.after("s", 7, 0) == [(seq, b"%d" % seq) for seq in (3, 4, 5, 6)]
         assert await store.after("s", 7, 5) == [(6, b"6")]
+
+
+async def test_events_of_a_commit_in_doubt_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was carried out, and raised; what is written then has its events among others."""
+    store, change = SqliteStore(tmp_path / "sessions.db"), Database.change
+    events = [AppendEvent("s", 1, 1, seq, b"%d" % seq) for seq in range(1, 6)]
+
+    async def in_doubt(database: Database, function: Any) -> Any:
+        await change(database, function)
+        raise OSError("nobody knows")
+
+    async with store.opened():
+        await store.commit([SaveSession("s", 1, b"{}", 600.0, new=True)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "change", in_doubt)
+            with pytest.raises(OSError, match="nobody knows"):
+                await store.commit(events[2:4])
+        assert not await store.commit(events)
+        assert not await store.commit([DropEvents("s", 1, 1, before=3)])
+        assert [seq for seq, _ in await store.after("s", 1, 2)] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("parts", [b"x", bytes(12), bytes(8) + b"\xff\xff\xff\xff", "text", 7])

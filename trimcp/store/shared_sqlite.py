@@ -76,6 +76,7 @@ class SqliteStore(SharedFile, SharedStore):
     lease: float = LEASE
     name: str = attrs.field(init=False, default="")
     _kind = _KIND
+    _in_doubt: bool = attrs.field(init=False, default=False)  # whether the last commit may have been carried out
     _unread: bool = attrs.field(init=False, default=True)  # there may be letters, whatever datagrams say
 
     @asynccontextmanager
@@ -108,7 +109,9 @@ class SqliteStore(SharedFile, SharedStore):
             database.close()
 
     async def commit(self, writes: Sequence[Write]) -> Collection[Write]:
-        refused, receivers = await self._open.change(lambda database: _Commit(database, self.name).run(writes))
+        again, self._in_doubt = self._in_doubt, True
+        refused, receivers = await self._open.change(lambda database: _Commit(database, self.name, again).run(writes))
+        self._in_doubt = False
         for name in receivers:
             if self._peers is not None and not self._peers.wake_one(name):  # it was killed
                 await self._open.change(lambda database, name=name: _end_process(database, name))  # type: ignore[misc]
@@ -296,9 +299,10 @@ def _renew(database: Database, name: str, lease: float) -> bool:
 class _Commit:
     """One commit: what is looked up is looked up once."""
 
-    def __init__(self, database: Database, name: str) -> None:
+    def __init__(self, database: Database, name: str, again: bool) -> None:
         self._database = database
         self._name = name
+        self._again = again  # whether another one before it may have had some of its events
         self._held: dict[str, int] = {}  # the fences of the sessions that this process holds; 0 of others
         self._letters: dict[str, int] = {}  # how many more a process may get; 0 if it is gone
         self._events: dict[tuple[str, int], list[tuple[int, bytes]]] = {}  # by session and stream
@@ -332,10 +336,10 @@ class _Commit:
             rows.append((_packed(session, stream, some), some[-1][0]))
             total = 0
         if rows:
-            # What a commit that comes again has left of those rows.
-            again = "DELETE FROM events WHERE session = ? AND stream = ? AND seq > ? AND seq <= ?"
-            several = [(row[0], row[1], row[2], last) for row, last in rows if row[4] is not None]
-            self._database.connection.executemany(again, several)
+            if self._again:  # and has left other rows of them
+                several = [(row[0], row[1], row[2], last) for row, last in rows if row[4] is not None]
+                left = "DELETE FROM events WHERE session = ? AND stream = ? AND seq > ? AND seq <= ?"
+                self._database.connection.executemany(left, several)
             statement = "INSERT OR REPLACE INTO events (session, stream, seq, data, parts) VALUES (?, ?, ?, ?, ?)"
             self._database.connection.executemany(statement, [row for row, _ in rows])
             self._events.clear()

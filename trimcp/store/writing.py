@@ -59,13 +59,13 @@ class WriteQueue:
 
     store: SharedStore
     refused: Callable[[Write], object]
+    done: int = attrs.field(init=False, default=0)  # the number of the last item that was written, or refused
     _items: deque[Write | _Read] = attrs.field(init=False, factory=deque)
-    _sizes: deque[int] = attrs.field(init=False, factory=deque)
     _number: int = attrs.field(init=False, default=0)  # of the last item
     _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last item of each session
     _gates: dict[QueueGate, None] = attrs.field(init=False, factory=dict)
     _reads: int = attrs.field(init=False, default=0)  # of the items
-    _size: int = attrs.field(init=False, default=0)
+    _size: int = attrs.field(init=False, default=0)  # of the items, in bytes
     _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
     # sessions, with their fences, of which something could not be written while more waits, which would hide its loss
@@ -75,21 +75,16 @@ class WriteQueue:
     def put(self, write: Write) -> bool:
         """Write this, in its turn. False if too much waits: then it never will be."""
         if type(write) is AppendEvent:  # nearly always
-            session, size = write.session, len(write.data) + OVERHEAD
-        elif isinstance(write, Letter):
-            session, size = "", len(write.data) + OVERHEAD
+            session, size = write.session, self._size + len(write.data) + OVERHEAD
         else:
-            session, size = write.session, OVERHEAD
-            if isinstance(write, SaveSession):
-                size += len(write.data)
-        if self._size + size > _MOST:
+            session, size = "" if isinstance(write, Letter) else write.session, self._size + _size_of(write)
+        if size > _MOST:
             return False
-        self._size += size
+        self._size = size
         self._items.append(write)
-        self._sizes.append(size)
         self._number = self._waiting[session] = self._number + 1
         if self._come is not None:
-            self._come.set()
+            self._wake()
         return True
 
     def has(self, session: str) -> bool:
@@ -100,11 +95,6 @@ class WriteQueue:
         """Return the number of the last item that was put for this session and is not done; 0 if there is none."""
         return self._waiting.get(session, 0)
 
-    @property
-    def done(self) -> int:
-        """The number of the last item that was written, or refused."""
-        return self._number - len(self._sizes)
-
     def wait(self, gate: QueueGate) -> None:
         """Have a gate go on whenever items are done, until nothing of it waits."""
         self._gates[gate] = None
@@ -112,19 +102,23 @@ class WriteQueue:
     def read(self, session: str, stream: int, seq: int, then: Callable[[Rows], object]) -> None:
         """Call `then` with the events of a stream after a number, in the turn of what is put for this session."""
         self._items.append(_Read(stream, seq, then, session))
-        self._sizes.append(0)
         self._reads += 1
         self._number = self._waiting[session] = self._number + 1
-        if self._come is not None:
-            self._come.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the writer look, if it waits; once is enough."""
+        come, self._come = self._come, None
+        if come is not None:
+            come.set()
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             if not self._items:
-                self._come = trio.Event()
+                self._come = come = trio.Event()
                 try:
-                    await self._come.wait()
+                    await come.wait()
                 finally:
                     self._come = None
             await self._work()
@@ -143,6 +137,7 @@ class WriteQueue:
         while items and len(batch) < _AT_ONCE and type(items[0]) is not _Read:
             batch.append(items.popleft())
         if batch:
+            size = sum(map(_size_of, batch)) if items else self._size
             try:
                 refused = await self._commit(_without_repetitions(batch))
             except BaseException:  # cancelled: `flush` does it, perhaps for a second time
@@ -150,7 +145,7 @@ class WriteQueue:
                 raise
             for write in refused:
                 self.refused(write)
-            self._finish(len(batch))
+            self._finish(len(batch), size)
             if self._lost and self.done >= self._lost_until:
                 self._lost.clear()
             return
@@ -160,18 +155,13 @@ class WriteQueue:
         items.popleft()
         self._reads -= 1
         read.then(rows)
-        self._finish(1)
+        self._finish(1, 0)
 
-    def _finish(self, items: int) -> None:
+    def _finish(self, items: int, size: int) -> None:
         """Note that so many more are done, and do what waits for them."""
-        sizes = self._sizes
-        if items == len(sizes):
-            self._size = 0
-            sizes.clear()
-        else:
-            self._size -= sum([sizes.popleft() for _ in range(items)])
-        done = self.done
-        if sizes:
+        self._size -= size
+        self.done = done = self.done + items
+        if done < self._number:
             for session in [session for session, last in self._waiting.items() if last <= done]:
                 del self._waiting[session]
         else:
@@ -206,6 +196,11 @@ class WriteQueue:
         if not self._warned:
             self._warned = True
             log_crash(log, error, "the shared store fails; sessions with work under way may be lost")
+
+
+def _size_of(write: Write) -> int:
+    """Return the bytes that a write takes while it waits."""
+    return (len(write.data) if isinstance(write, AppendEvent | Letter | SaveSession) else 0) + OVERHEAD
 
 
 def _follows(write: Write, lost: Collection[tuple[str, int]]) -> bool:
@@ -243,11 +238,13 @@ class StoredEvents(BoundedEvents[None]):
         if fence is None:
             return
         entry = Entry(stream, seq, len(data) + OVERHEAD, reply, None)
-        evicted = self._add(session, entry)
-        for gone in evicted:
-            if gone is not entry:
-                self._drop_evicted(session, fence, gone.stream)
-        if entry not in evicted and not self.queue.put(AppendEvent(session, fence, stream, seq, data)):
+        if evicted := self._add(session, entry):
+            for gone in evicted:
+                if gone is not entry:
+                    self._drop_evicted(session, fence, gone.stream)
+            if entry in evicted:
+                return
+        if not self.queue.put(AppendEvent(session, fence, stream, seq, data)):
             self._forget(session, entry)
 
     def _drop_evicted(self, session: str, fence: int, stream: int) -> None:

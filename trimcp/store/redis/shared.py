@@ -281,10 +281,6 @@ class RedisStore(SharedStore):
 
     async def commit(self, writes: Sequence[Write]) -> Collection[Write]:
         self._commits += 1
-        others = list[str]()
-        if any(isinstance(write, Letter) and write.to is None for write in writes):
-            names = await self._redis.commands.repeat("SMEMBERS", self._key("processes"))
-            others = [name.decode() for name in names if name.decode() != self.name]
         keys = [self._lease_of(self.name), self._key("processes")]
         places, changes, carried = dict[tuple[str, str], int](), list[list[Part]](), list[list[Write]]()
         appended = dict[str, int]()  # which change appends the latest events of a session
@@ -298,7 +294,7 @@ class RedisStore(SharedStore):
             carried.append([write])
 
         for write in writes:
-            if isinstance(write, AppendEvent):
+            if type(write) is AppendEvent:  # nearly always
                 event = _PLACE.pack(write.stream, write.seq) + write.data
                 latest = appended.get(write.session)
                 if latest is not None and changes[latest][2] == write.fence:
@@ -309,7 +305,7 @@ class RedisStore(SharedStore):
                     add("append", self._places(write.session), write, write.fence, event)
                 continue
             if isinstance(write, Letter):
-                for name in others if write.to is None else (write.to,):
+                for name in await self._others() if write.to is None else (write.to,):
                     what = "copy" if write.to is None else "letter"
                     add(what, (self._lease_of(name), self._mailbox_of(name)), write, name, write.data)
                 continue
@@ -329,6 +325,10 @@ class RedisStore(SharedStore):
         values = chain.from_iterable(changes)
         text = await self._redis.commands.script(script, keys, self.name, self._commits, MOST_LETTERS, *values)
         return [write for number in bytes(text).split() for write in carried[int(number)]]
+
+    async def _others(self) -> list[str]:
+        names = await self._redis.commands.repeat("SMEMBERS", self._key("processes"))
+        return [name.decode() for name in names if name.decode() != self.name]
 
     async def load(self, session: str) -> KeptSession | None:
         holder, fence, data = await self._redis.commands.repeat(

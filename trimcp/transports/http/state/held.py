@@ -302,11 +302,11 @@ class GatedReply(HttpReply):
         pending, data = self._pending, list[bytes]()
         while pending and pending[0][0] <= done:
             _, size, what = pending.popleft()
-            self._held -= size
             if isinstance(what, bytes):
                 data.append(what)
                 continue
             self._write(data)
+            self._held -= size
             self._now(what)
         self._write(data)
         if self._room is not None:
@@ -315,8 +315,10 @@ class GatedReply(HttpReply):
 
     def _write(self, data: list[bytes]) -> None:
         if data:
-            self._now(partial(self.inner.write, b"".join(data)))
+            joined = b"".join(data)
             data.clear()
+            self._held -= len(joined)
+            self._now(partial(self.inner.write, joined))
 
     def _now(self, function: Callable[[], object]) -> None:
         refusal, self.refusal = self.refusal, None
