@@ -169,12 +169,12 @@ class Load:
         self._counted[name] = counter
         while not self.stopping:
             try:
-                with trio.fail_after(LONG):
-                    async with agent_tools.connect(self.url.removesuffix("/mcp")) as agent:
-                        context = agent.existing_context(name)
-                        while not self.stopping:
+                async with agent_tools.connect(self.url.removesuffix("/mcp")) as agent:
+                    context = agent.existing_context(name)
+                    while not self.stopping:
+                        with trio.fail_after(LONG):
                             await self._raise(context, counter)
-                            self.at_work.add(name)
+                        self.at_work.add(name)
             except (trimcp.McpError, trio.TooSlowError) as error:
                 self.told(f"agent {name}", error)
                 await trio.sleep(0.1)
