@@ -193,6 +193,22 @@ async def test_a_legacy_client_that_left_is_told_no_more(monkeypatch: pytest.Mon
             pass
         await trio.testing.wait_all_tasks_blocked()
         told: list[Any] = []
-        monkeypatch.setattr(type(session.peer), "notify_latest", lambda self, *args, **rest: told.append(args))
+        monkeypatch.setattr(type(session.peer.sink), "post_latest", lambda self, *args: told.append(args))
         server.resource_updated("note:1")
         assert told == []
+
+
+async def test_each_session_is_told_of_each_change_though_it_is_written_once() -> None:
+    server: Server[None] = Server("shared")
+    for name in ("note:1", "note:2"):
+        server.add_resource(name, "one")
+    async with (
+        connected(server, revision="2025-03-26") as one,
+        connected(server, revision=LATEST_LEGACY) as two,
+        one.listen(resources=["note:1", "note:2"]) as first,
+        two.listen(resources=["note:2", "note:1"]) as second,
+    ):
+        with trio.fail_after(5):
+            for name in ("note:1", "note:2", "note:1"):
+                server.resource_updated(name)
+                assert await first.receive() == await second.receive() == ResourceUpdated(name)

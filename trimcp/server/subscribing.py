@@ -6,7 +6,7 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -33,6 +33,7 @@ from trimcp.wire.lifecycle import (
     SubscriptionsListenResult,
 )
 from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
+from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
     from trimcp.server.offering import Offering
@@ -66,11 +67,30 @@ def notification_of(change: Change | str) -> tuple[str, ResourceUpdatedParams | 
 
 
 @slotted
+class _LastNotice:
+    """The last notification of a change, with its key: many sessions are sent the same, one after the other."""
+
+    _change: Change | str | None = attrs.field(init=False, default=None)
+    _revision: Revision | None = attrs.field(init=False, default=None)
+    _made: tuple[Hashable, Outgoing] = attrs.field(init=False)
+
+    def post(self, session: Session, change: Change | str) -> None:
+        revision = session.revision
+        if change != self._change or revision is not self._revision:
+            name, params = notification_of(change)
+            data = session.encode_notification(name, params)
+            self._made = (name, None if params is None else params.uri), Outgoing(data, Kind.NOTIFICATION)
+            self._change, self._revision = change, revision
+        session.sink.post_latest(*self._made)
+
+
+@slotted
 class _LegacyListener:
     """Notifies one legacy session of changes; of equal notifications in its queue only the latest is sent."""
 
     session: Session
     lists: frozenset[Change]
+    notice: _LastNotice
     uris: dict[str, None] = attrs.field(factory=dict)  # an empty set takes three times as much memory
 
     def tell(self, change: Change | str) -> None:
@@ -79,8 +99,7 @@ class _LegacyListener:
             for each in watched:
                 self.tell(each)
         elif change in self.lists or change in self.uris:
-            name, params = notification_of(change)
-            self.session.notify_latest(name, params, key=None if params is None else params.uri)
+            self.notice.post(self.session, change)
 
 
 @slotted
@@ -108,12 +127,14 @@ class Subscribers:
     others: Callable[[Context[Any], str], Awaitable[bool]] | None = attrs.field(init=False, default=None)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _lists: frozenset[Change] = attrs.field(init=False, default=frozenset())  # as announced to the last session
+    _notice: _LastNotice | None = attrs.field(init=False, default=None)  # made with the first session
 
     def attach(self, session: Session) -> None:
         lists = self.server.announced()
         if lists != self._lists:
             self._lists = lists
-        listener = self._listeners[session] = _LegacyListener(session, self._lists)
+        notice = self._notice = self._notice or _LastNotice()
+        listener = self._listeners[session] = _LegacyListener(session, self._lists, notice)
         self.server.changes.attach(listener.tell, session)
 
     def detach(self, session: Session) -> None:
