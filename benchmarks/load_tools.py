@@ -30,8 +30,6 @@ from statistics import median
 from trimcp.bench.plan import MixEntry, prepare
 from trimcp.wire.revisions import LATEST
 
-PORT = 8931
-URL = f"http://127.0.0.1:{PORT}/mcp"
 LEAST, MEAN = 0.002, 0.005
 SERVER = f"""
 import random, trimcp, trio
@@ -43,7 +41,8 @@ async def wait() -> str:
     await trio.sleep({LEAST} + chance.expovariate({1 / MEAN}))
     return "done"
 
-trimcp.run_http(server, port={PORT}, settings=trimcp.HttpSettings(reply="json"))
+settings = trimcp.HttpSettings(reply="json")
+trimcp.run_http(server, port=0, settings=settings, ready=lambda urls: print(urls[0], flush=True))
 """
 PERCENTILES = (50, 75, 90, 99)
 
@@ -60,9 +59,9 @@ def run(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def of_trimcp(seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
+def of_trimcp(url: str, seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
     paced = () if rate is None else ("--rate", str(rate))
-    words = ("bench", URL, "--tool", "wait", "--under-way", str(under_way), "--seconds", str(seconds), "-q", "--json")
+    words = ("bench", url, "--tool", "wait", "--under-way", str(under_way), "--seconds", str(seconds), "-q", "--json")
     report = json.loads(run(sys.executable, "-m", "trimcp.cli", *words, *paced))
     total = sum(count for _, count in report["histogram"])
     found = {}
@@ -76,14 +75,14 @@ def of_trimcp(seconds: int, under_way: int, rate: float | None) -> dict[int, flo
     return found
 
 
-def of_wrk(seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
+def of_wrk(url: str, seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
     body, headers = request()
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         lines = ['wrk.method = "POST"', f"wrk.body = [==[{body.decode()}]==]"]
         lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()]
         script.write("\n".join(lines))
         script.flush()
-        told = run("wrk", "-t1", f"-c{under_way}", f"-d{seconds}s", "--latency", "-s", script.name, URL)
+        told = run("wrk", "-t1", f"-c{under_way}", f"-d{seconds}s", "--latency", "-s", script.name, url)
     if "Non-2xx" in told:
         raise SystemExit(f"wrk was refused: {told}")
     units = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -91,26 +90,26 @@ def of_wrk(seconds: int, under_way: int, rate: float | None) -> dict[int, float]
     return {int(percent): float(value) * units[unit] for percent, value, unit in found}
 
 
-def of_hey(seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
+def of_hey(url: str, seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
     body, headers = request()
     kind = headers.pop("content-type")
     words = [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
     paced = [] if rate is None else ["-q", str(rate / under_way)]
     load = ["-z", f"{seconds}s", "-c", str(under_way), "-m", "POST", "-T", kind, "-d", body.decode()]
-    told = run("hey", *load, *words, *paced, URL)
+    told = run("hey", *load, *words, *paced, url)
     if "[200]" not in told:
         raise SystemExit(f"hey was refused: {told}")
     found = re.findall(r"^\s+(\d+)%+ in ([\d.]+) secs$", told, re.MULTILINE)
     return {int(percent): float(value) * 1e3 for percent, value in found if int(percent) in PERCENTILES}
 
 
-def of_oha(seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
+def of_oha(url: str, seconds: int, under_way: int, rate: float | None) -> dict[int, float]:
     body, headers = request()
     kind = headers.pop("content-type")
     words = [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
     paced = [] if rate is None else ["-q", f"{rate:g}", "--latency-correction"]
     load = ["-z", f"{seconds}s", "-c", str(under_way), "-m", "POST", "-T", kind, "-d", body.decode()]
-    told = json.loads(run("oha", "--no-tui", "--output-format", "json", *load, *words, *paced, URL))
+    told = json.loads(run("oha", "--no-tui", "--output-format", "json", *load, *words, *paced, url))
     if told["summary"]["successRate"] < 1 or list(told["statusCodeDistribution"]) != ["200"]:
         raise SystemExit(f"oha was refused: {told['statusCodeDistribution']}")
     return {percent: told["latencyPercentiles"][f"p{percent}"] * 1e3 for percent in PERCENTILES}
@@ -149,7 +148,7 @@ def stopped(server: subprocess.Popen[bytes], seconds: float, stall: float) -> It
     timer.cancel()
 
 
-TOOLS: dict[str, Callable[[int, int, float | None], dict[int, float]]] = {
+TOOLS: dict[str, Callable[[str, int, int, float | None], dict[int, float]]] = {
     "trimcp bench": of_trimcp,
     "wrk": of_wrk,
     "hey": of_hey,
@@ -168,9 +167,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "server.py"
         file.write_text(SERVER)
-        server = subprocess.Popen([sys.executable, str(file)])
+        server = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE)
+        assert server.stdout is not None
         try:
-            time.sleep(2)
+            url = server.stdout.readline().decode().strip()
             exact = [known(percent, options.seconds, options.stall) for percent in PERCENTILES]
             print("ms".ljust(22) + "".join(f"p{percent}".rjust(9) for percent in PERCENTILES))
             print("delay of the tool".ljust(22) + "".join(f"{each:9.2f}" for each in exact))
@@ -181,7 +181,7 @@ def main() -> None:
             for number in range(options.rounds):
                 for name, of in list(present.items())[:: 1 if number % 2 else -1]:
                     with stopped(server, options.seconds, options.stall):
-                        rounds[name].append(of(options.seconds, options.under_way, options.rate))
+                        rounds[name].append(of(url, options.seconds, options.under_way, options.rate))
             for name, each in rounds.items():
                 values = (median(found[percent] for found in each) for percent in PERCENTILES)
                 print(name.ljust(22) + "".join(f"{value:9.2f}" for value in values))
