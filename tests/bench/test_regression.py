@@ -25,6 +25,7 @@ def a_run(
     by: float = 1.0,
     cpu: float = 1.0,
     machine: float = 1.0,
+    lag: float = 0.0,
     busy: bool = False,
     calls: int = 40,
     slices: int = 24,
@@ -33,7 +34,8 @@ def a_run(
     """A measurement in which each call takes about 0.5 ms.
 
     `slow`: seconds more for these tools. `by`: how many times as long every call takes. `cpu`: the server's CPU.
-    `machine`: how many times as long the piece of work takes. `busy`: other programs disturb most of the slices.
+    `machine`: how many times as long the piece of work takes. `lag`: how late the generator woke.
+    `busy`: other programs disturb most of the slices.
     """
     chance = Random(seed)
     made = []
@@ -49,7 +51,7 @@ def a_run(
         count = calls * len(labels)
         work = 20e-6 * machine * chance.uniform(0.97, 1.05)
         spent = 40e-6 * count * cpu * machine * chance.uniform(0.98, 1.02)
-        made.append(Slice(number / 4, 0.25 * drift, times, {}, spent, 2**20, work_cpu=work, work=work))
+        made.append(Slice(number / 4, 0.25 * drift, times, {}, spent, 2**20, lag=lag, work_cpu=work, work=work))
     requests = {label: Histogram.merged(each.times[label] for each in made) for label in labels}
     latency = Histogram.merged(requests.values())
     plan = Plan([MixEntry.tool(label) for label in labels], under_way=8)
@@ -97,6 +99,17 @@ def test_one_tool_alone_is_compared_as_a_whole() -> None:
     assert worse(compare([a_run(1, labels=one)], a_run(2, labels=one))) == set()
     found = worse(compare([a_run(1, labels=one)], a_run(2, labels=one, slow={"echo": 0.002})))
     assert found == {"p50"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "judged"),
+    [(0.003, 0.006, False), (0.006, 0.003, True), (0.003, 0.004, True), (0.0001, 0.0009, True)],
+)
+def test_where_the_generator_woke_later_the_whole_is_not_judged(before: float, after: float, judged: bool) -> None:
+    found = compare([a_run(1, lag=before)], a_run(2, by=1.5, lag=after))
+    assert ("p50" in worse(found)) is judged
+    assert [note for note in found.notes if "times as late" in note] == ([] if judged else list(found.notes))
+    assert worse(compare([a_run(1, lag=before)], a_run(2, lag=after, slow={"tool3": 0.002}))) >= {"p50 tool3"}
 
 
 def test_on_another_machine_the_whole_is_not_judged() -> None:

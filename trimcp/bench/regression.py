@@ -11,7 +11,8 @@ The rule, also in docs/howto/bench.md:
 - Rate and p99 of all requests together vary most from run to run where a machine has other work. They are judged only
   with three earlier measurements or more. How much earlier ones differ counts as noise, of all figures.
 - A fixed piece of work is timed in each slice. Where it took 15 % more or less time than before, of the CPU or in all,
-  the machine was another one: then no figure of all requests together is judged.
+  or where the generator itself woke half as late again, the machine was another one: then no figure of all requests
+  together is judged.
 - The noise of a figure is found by drawing the slices anew, 200 times. A change is a regression if it is larger than
   the tolerance even with the noise of both taken off, at a level at which equal servers differ in any figure once in a
   hundred comparisons.
@@ -41,6 +42,8 @@ _LEAST_CALLS: Final = 100  # of a request in each measurement, for its times to 
 _BETTER: Final = 0.2  # the part of the slices that are better than the one compared
 _TAIL: Final = 2.5  # the tolerance of p99 is so many times as large
 _ANOTHER_MACHINE: Final = 0.15  # the difference of the piece of work from which it was another machine
+_LATER: Final = 1.5  # how many times later the generator's loop may be on the same machine
+_LAG: Final = 0.001  # seconds of that which say nothing
 _SEVERAL: Final = 3
 _SAME: Final = (
     *("mix", "sessions", "session_calls", "under_way", "rate", "spacing", "stages", "stages_of"),
@@ -98,7 +101,8 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
     *earlier, now = runs
     machine = now.work / median(run.work for run in earlier) if now.work and all(run.work for run in earlier) else 1.0
     free = now.free / median(run.free for run in earlier)
-    another = max(abs(math.log(machine)), abs(math.log(free))) > _ANOTHER_MACHINE
+    later = max(now.lag, _LAG) / max(median(run.lag for run in earlier), _LAG)
+    another = max(abs(math.log(machine)), abs(math.log(free))) > _ANOTHER_MACHINE or later > _LATER
     labels = [label for label in now.labels if all(label in run.labels for run in earlier)]
     figures = [_ComparedFigure("p50", label, tolerance) for label in labels if len(labels) > 1]
     figures += [_ComparedFigure("p99", label, _TAIL * tolerance) for label in labels if len(labels) > 1]
@@ -116,7 +120,8 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
         if not another
         else [
             f"the machine was another one: a fixed piece of work took {machine:.2f} times the CPU time, and waited "
-            f"{free:.2f} times as long for a core; figures of all requests together are not judged"
+            f"{free:.2f} times as long for a core, and the generator woke {later:.1f} times as late; "
+            "figures of all requests together are not judged"
         ]
     )
     missing = [label for label in after.requests if label not in labels]
@@ -162,6 +167,11 @@ class _ComparedRun:
         """How much longer than its CPU time the piece of work took: 1 on a machine with a free core."""
         took = sum(each.work_cpu for each in self.slices)
         return max(sum(each.work for each in self.slices) / took, 1.0) if took else 1.0
+
+    @property
+    def lag(self) -> float:
+        """How late the generator's loop usually was, in seconds: a slow server does not make it later."""
+        return median(each.lag for each in self.slices)
 
     @property
     def knows_cpu(self) -> bool:
