@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_ROUNDING: Final = 1e-9  # of a token: who waited as long as told might lack so much of it
+
 
 class TokenBucket:
     """Allows `rate` events per second on average, and at most `burst` at once. It starts full.
@@ -20,14 +24,17 @@ class TokenBucket:
     def refill(self, now: float) -> float:
         """Add the tokens of the time since the last refill, and return how many there are."""
         if self.tokens < self.burst:
-            # Because of rounding, a waiter that woke on time might otherwise lack a tiny part of its token.
-            self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate + 1e-9)
+            self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate)
         self._at = now
         return self.tokens
 
+    def has(self, tokens: float, now: float) -> bool:
+        """Return whether there are that many tokens."""
+        return self.refill(now) >= tokens - _ROUNDING
+
     def take(self, now: float) -> bool:
         """Take one token if available; return whether it was."""
-        if self.refill(now) < 1:
+        if not self.has(1, now):
             return False
         self.tokens -= 1
         return True

@@ -71,7 +71,7 @@ class Turns:
         if self.running or self.waiting:
             return False
         bucket = self._bucket
-        return bucket is None or bucket.refill(trio.current_time()) >= bucket.burst
+        return bucket is None or bucket.has(bucket.burst, trio.current_time())
 
     def statistics(self) -> TurnStatistics:
         """Return a snapshot."""
@@ -103,7 +103,7 @@ class Turns:
         quota = self.quota
         if quota.running is not None and self.running >= quota.running:
             return False
-        return self._bucket is None or self._bucket.refill(trio.current_time()) >= 1
+        return self._bucket is None or self._bucket.has(1, trio.current_time())
 
     async def _queue(self, whose: object, deadline: float) -> None:
         expected = self._expected()
