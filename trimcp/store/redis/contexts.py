@@ -254,8 +254,7 @@ class RedisContexts(ContextStore):
         await self._others.wait()
 
     def _told(self, entries: list[Entry] | None) -> None:
-        own = self._redis.token.encode()
-        if entries is None or any(fields.get(b"by") != own for _, fields in entries):
+        if self._redis.from_others(entries):
             self._others.set()
 
     async def changed(self) -> Mapping[ContextKey, int] | None:

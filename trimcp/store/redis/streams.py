@@ -126,6 +126,10 @@ class Redis:
         with suppress(OSError):  # else the next question comes when this one ends
             await self.commands.script(_WAKE, [self.mailbox])
 
+    def from_others(self, entries: list[Entry] | None) -> bool:
+        """Return whether another process may have added one of the entries, of which each says `by` whom it is."""
+        return entries is None or any(fields.get(b"by") != self.token.encode() for _, fields in entries)
+
     async def _follow(self) -> None:
         connections, warned = self._blocking.connections, False
         while True:

@@ -381,8 +381,7 @@ class RedisTasks(TaskStore):
                 await self._script(_FORGET, keys, *values)
 
     def _hear(self, entries: list[Entry] | None) -> None:
-        own = self._redis.token.encode()
-        if entries is None or any(fields.get(b"by") != own for _, fields in entries):
+        if self._redis.from_others(entries):
             self._notify()
 
 
