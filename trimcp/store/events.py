@@ -10,6 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -117,6 +118,7 @@ class _EvictionQueue(Generic[K]):
 
     max_weight: int
     max_entries: float
+    largest: int  # bytes of the largest event that is kept at all
     entries: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
     weight: int = attrs.field(init=False, default=0)
 
@@ -163,31 +165,35 @@ class BoundedEvents(EventStore, Generic[K]):
     _total: _Total = attrs.field(init=False, factory=_Total)
 
     def drop_stream(self, session: str, stream: int) -> None:
-        self._drop(session, stream)
+        held = self._sessions.get(session)
+        if held is not None and (entries := held.streams.pop(stream, None)) is not None:
+            self._drop(session, held, entries.values())
 
     def drop_session(self, session: str) -> None:
-        self._drop(session, None)
+        held = self._sessions.get(session)
+        if held is not None:
+            gone = [entry for entries in held.streams.values() for entry in entries.values()]
+            held.streams.clear()
+            self._drop(session, held, gone)
 
     def close(self) -> None:
         self._closed = True
         for session in list(self._sessions):
-            self._drop(session, None)
+            BoundedEvents.drop_session(self, session)
 
     def statistics(self) -> EventStatistics:
         return EventStatistics(self._total.events, self._total.weight, self._total.evicted)
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return the evicted entries, which may include it."""
-        weight, total = entry.weight, self._total
-        held = self._sessions.get(session)
+        held, total = self._sessions.get(session), self._total
         if held is None:
-            replies, others = (
-                _EvictionQueue[K](self.max_reply_bytes, math.inf),
-                _EvictionQueue[K](self.max_bytes, self.max_events),
+            held = _Held(
+                self._queue(self.max_reply_bytes, math.inf),
+                self._queue(self.max_bytes, self.max_events),
             )
-            held = _Held(replies, others)
         lane = held.replies if entry.reply else held.others
-        if weight > lane.max_weight or weight > self.max_total_bytes or not lane.max_entries:
+        if entry.weight > lane.largest:
             total.evicted += 1
             return [entry]
         stream = held.streams.get(entry.stream)
@@ -198,20 +204,29 @@ class BoundedEvents(EventStore, Generic[K]):
         else:
             stream[entry.seq] = entry
         lane.entries[entry] = None
-        lane.weight += weight
-        held.weight += weight
-        total.events += 1
-        total.weight += weight
-        if held.weight.bit_length() != held.bits:
-            self._sort_in(session, held)
         gone: list[Entry[K]] = []
-        while lane.weight > lane.max_weight or len(lane.entries) > lane.max_entries:
-            gone.append(self._evict(session, held, lane))
-        while total.weight > self.max_total_bytes:
-            largest = next(iter(self._by_size[max(self._by_size)]))
-            held = self._sessions[largest]
-            gone.append(self._evict(largest, held, held.others if held.others.entries else held.replies))
+        change = entry.weight
+        if len(lane.entries) > lane.max_entries:  # as usual in a long stream: one comes, one of the same size goes
+            oldest = next(iter(lane.entries))
+            self._unlink(held, lane, oldest)
+            total.evicted += 1
+            gone.append(oldest)
+            change -= oldest.weight
+        else:
+            total.events += 1
+        if change:
+            self._weigh(session, held, lane, change)
+            while lane.weight > lane.max_weight:
+                gone.append(self._evict(session, held, lane))
+            while total.weight > self.max_total_bytes:
+                largest = next(iter(self._by_size[max(self._by_size)]))
+                held = self._sessions[largest]
+                gone.append(self._evict(largest, held, held.others if held.others.entries else held.replies))
         return gone
+
+    def _queue(self, max_weight: int, max_entries: float) -> _EvictionQueue[K]:
+        """Return a new queue of a session."""
+        return _EvictionQueue(max_weight, max_entries, min(max_weight, self.max_total_bytes) if max_entries else -1)
 
     def _entries_after(self, session: str, stream: int, seq: int) -> list[Entry[K]]:
         """Return the entries of a stream after a number, in order."""
@@ -221,43 +236,55 @@ class BoundedEvents(EventStore, Generic[K]):
         found.sort(key=lambda entry: entry.seq)
         return found
 
-    def _drop(self, session: str, stream: int | None) -> None:
-        """Remove one stream of a session, or all of them."""
-        if (held := self._sessions.get(session)) is None:
-            return
-        streams = list(held.streams.values()) if stream is None else [held.streams.get(stream, {})]
-        gone = [entry for entries in streams for entry in entries.values()]
+    def _drop(self, session: str, held: _Held[K], gone: Collection[Entry[K]]) -> None:
+        """Remove entries, of streams that were removed."""
+        total = self._total
         for entry in gone:
-            self._take(session, held, held.replies if entry.reply else held.others, entry)
-        self._remove([entry.kept for entry in gone])
+            lane = held.replies if entry.reply else held.others
+            del lane.entries[entry]
+            lane.weight -= entry.weight
+            held.weight -= entry.weight
+            total.weight -= entry.weight
+        total.events -= len(gone)
+        if held.weight.bit_length() != held.bits:
+            self._sort_in(session, held)
+        self._remove(gone)
 
-    def _remove(self, kept: list[K]) -> None:
-        """Remove the data of evicted entries."""
+    def _remove(self, gone: Collection[Entry[K]]) -> None:
+        """Remove the data of entries that were dropped."""
 
     def _forget(self, session: str, entry: Entry[K]) -> None:
         """Remove an entry that was added but cannot be stored."""
         held = self._sessions[session]
-        self._total.evicted += 1
         self._take(session, held, held.replies if entry.reply else held.others, entry)
 
     def _evict(self, session: str, held: _Held[K], lane: _EvictionQueue[K]) -> Entry[K]:
         """Remove the oldest entry of a lane and return it."""
         entry = next(iter(lane.entries))
-        self._total.evicted += 1
         self._take(session, held, lane, entry)
         return entry
 
     def _take(self, session: str, held: _Held[K], lane: _EvictionQueue[K], entry: Entry[K]) -> None:
-        """Remove an entry."""
-        weight, total, stream = entry.weight, self._total, held.streams[entry.stream]
+        """Remove an entry that could still be resumed."""
+        self._total.evicted += 1
+        self._total.events -= 1
+        self._unlink(held, lane, entry)
+        self._weigh(session, held, lane, -entry.weight)
+
+    @staticmethod
+    def _unlink(held: _Held[K], lane: _EvictionQueue[K], entry: Entry[K]) -> None:
+        """Remove an entry from its lane and its stream."""
+        del lane.entries[entry]
+        stream = held.streams[entry.stream]
         del stream[entry.seq]
         if not stream:
             del held.streams[entry.stream]
-        del lane.entries[entry]
-        lane.weight -= weight
-        held.weight -= weight
-        total.events -= 1
-        total.weight -= weight
+
+    def _weigh(self, session: str, held: _Held[K], lane: _EvictionQueue[K], change: int) -> None:
+        """Count that a lane has grown by so many bytes."""
+        lane.weight += change
+        held.weight += change
+        self._total.weight += change
         if held.weight.bit_length() != held.bits:
             self._sort_in(session, held)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -84,8 +84,8 @@ class SqliteEvents(BoundedEvents[int]):
             self._unwanted.clear()
             self._database.close()
 
-    def _remove(self, kept: list[int]) -> None:
-        self._unwanted += kept
+    def _remove(self, gone: Collection[Entry[int]]) -> None:
+        self._unwanted += [entry.kept for entry in gone]
         self._write([])
 
     def _write(self, rows: list[tuple[int, bytes]]) -> bool:
