@@ -184,11 +184,11 @@ class AgentRun:
                     raise errors.RequestUnderWay(
                         "this request_id was another request's in the context: choose a new one"
                     )
-                call = AgentCall(self, request, caller, context, entry, binding, None)
+                call = AgentCall(self, request, caller, context, entry, binding, 0, None)
                 binding.answered(call, given[1].again())
                 return call
         session, own = binding.open_session()
-        call = AgentCall(self, request, caller, context, entry, binding, session, own, next(self._ids), asked)
+        call = AgentCall(self, request, caller, context, entry, binding, next(self._ids), session, own, asked)
         try:
             if context is not None:
                 context.begin_call(request.request_id, call)
@@ -305,9 +305,9 @@ class AgentCall(Sink):
     agent_actor: ContextActor | None
     entry: ToolEntry
     _binding: AgentBinding
+    id: int
     _session: Session | None  # None once the call is over
     _own: Pushed | None = None  # the same, if it is for this call alone
-    id: int = 0
     asked: bytes | None = None
     key: Hashable = attrs.field(init=False)
     explicit_errors: ClassVar[bool] = True

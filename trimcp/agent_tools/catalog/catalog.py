@@ -372,7 +372,11 @@ def _tell(
     who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
     address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
     told: dict[str, Any] = {"tool": name, **who, "peer": address, "why": why, "status": status, **facts}
-    done = "tool_registered" if method == "tools/register" else "tool_removed"
-    security_event("registration_refused" if outcome == "refused" else done, **told)
+    if outcome == "refused":
+        security_event("registration_refused", **told)
+    elif method == "tools/register":
+        security_event("tool_registered", **told)
+    else:
+        security_event("tool_removed", **told)
     if (audit := server.audit) is not None:
         audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)
