@@ -25,6 +25,7 @@ from trimcp.channel import (
     IN_MEMORY,
     SERVER_MAX_MESSAGE,
     Incoming,
+    Link,
     MessageChannel,
     Outgoing,
     PeerProgress,
@@ -75,7 +76,9 @@ class DirectEnd(Sink):
 
     # The sink of this end's session
 
-    link = IN_MEMORY
+    @property
+    def link(self) -> Link:
+        return IN_MEMORY
 
     @property
     def full(self) -> bool:

@@ -255,7 +255,7 @@ class SharedContexts:
     _unloaded: UnloadedContexts
     _turn: trio.Lock  # with it nothing is being written
     _live: Iterable[StoredState]
-    _end: Callable[[StoredState, str], object]  # ends one that the store does not have any more
+    _end: Callable[[Any, str], object]  # ends one that the store does not have any more
     _find: Callable[[Owner, str], StoredState | None]
     _one_at_a_time: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _behind: bool = attrs.field(init=False, default=False)

@@ -126,7 +126,8 @@ class Applied:
     memory: int = 0
     wanted: int | None = None
     creates: bool = False
-    _tried: trio.Event | None = None  # without a store to wait for
+    # None without a store to wait for
+    _tried: trio.Event | None = attrs.field(default=None, alias="tried")
     _error: errors.AgentToolsError | None = attrs.field(init=False, default=None)
 
     async def stored(self) -> Applied:

@@ -76,7 +76,7 @@ _LATER: Final = 60.0  # seconds after which an owner with too many contexts may 
 class LiveContexts(ContextsShared):
     """All contexts of one run that are in memory and have not ended; and the memory of those that are ending, too."""
 
-    _budget: Budget = attrs.field(kw_only=True)
+    _budget: Budget = attrs.field(kw_only=True, alias="budget")
     by_owner: dict[Owner, dict[str, ContextActor]] = attrs.field(init=False, factory=dict)  # those of each, by id
     _holdings: dict[tuple[str, str], MemoryAccount] = attrs.field(init=False, factory=dict)  # by account and agent
     # why others have ended, and until when that is said, the oldest first; see `ended_ids`

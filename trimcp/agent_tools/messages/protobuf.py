@@ -408,7 +408,9 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberC
     count = count or MemberCount()
     fields = _by_member(message.DESCRIPTOR)
     for member, value in members.items():
-        for name, form in fields.get(member, ()) if value is not None else ():
+        if value is None:
+            continue
+        for name, form in fields.get(member, ()):
             if not form:
                 setattr(message, name, value)
             elif form == _TEXT:

@@ -478,7 +478,10 @@ class TaskRun(Sink):
 
     # The origin of its messages
 
-    link = Link("task")
+    @property
+    def link(self) -> Link:
+        return Link("task")
+
     name = "task"
 
     @property
