@@ -114,7 +114,6 @@ class RpcExchange(AgentExchange):
     """A request that is a message of protobuf."""
 
     transport = "grpc"
-    response_of = staticmethod(error_response)
 
     caller: AgentCaller
     _method: _Method
@@ -158,6 +157,10 @@ class RpcExchange(AgentExchange):
         if left is not None:
             await left()
 
+    @staticmethod
+    def response_of(error: errors.AgentToolsError) -> HttpResponse:
+        return error_response(error)
+
     def _receive_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
         members = protobuf.members_before(message)
@@ -166,7 +169,8 @@ class RpcExchange(AgentExchange):
         if timeout < math.inf:
             members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
         request = messages.read_as(messages.ToolRequest, members)
-        self.progress = request.progress = self._method[2] is protobuf.PB.CallEvent
+        self.progress: bool = self._method[2] is protobuf.PB.CallEvent
+        request.progress = self.progress
         self._both = not protobuf.in_text(message)
         if size >= _SOON:  # smaller ones cost less than to ask twice
             _, entry = self.port.run.catalog.find(request.tool_name, request.version, self.caller)

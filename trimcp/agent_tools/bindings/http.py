@@ -185,12 +185,14 @@ def _headers_of(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
 class JsonExchange(AgentExchange):
     """A request whose messages are JSON."""
 
-    response_of = staticmethod(failure)
-
     form: HttpForm | None  # of its path; None if its body says what it is
     value: Any = None  # that of the body, if it was parsed
     _said: Any = attrs.field(init=False, default=None)  # what a malformed message says of itself
     _takes_json: bool = attrs.field(init=False, default=True)
+
+    @staticmethod
+    def response_of(error: errors.AgentToolsError) -> HttpResponse:
+        return failure(error)
 
     # Called by the host
 
@@ -204,7 +206,8 @@ class JsonExchange(AgentExchange):
             if isinstance(message, messages.ToolRequest):
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
-                    self._takes_json, self.progress = accepts(accept)
+                    self._takes_json, events = accepts(accept)
+                    self.progress: bool = events
                 message.progress = self.progress
             left = self.receive(message, len(body))
             if left is not None:

@@ -55,7 +55,7 @@ class Http2Client(Carrier):
     _closing: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.engine = Engine(
+        self.engine: Engine = Engine(
             self,
             BlockReader[ResponseFields](_MAX_HEAD, read_response),
             client=True,
@@ -173,7 +173,7 @@ class Http2Client(Carrier):
         try:
             async with trio.open_nursery() as nursery:
                 deadlines = Deadlines()
-                self.writer = H1Writer(self, self._wire, nursery, deadlines, _LIMITS)
+                self.writer: H1Writer = H1Writer(self, self._wire, nursery, deadlines, _LIMITS)
                 self.writer.stall_timeout = math.inf  # a server that is silent for long is given up, see `_watch`
                 nursery.start_soon(deadlines.run)
                 nursery.start_soon(self._watch)
@@ -240,7 +240,7 @@ class Http2Client(Carrier):
 
     def _lose(self, why: str) -> None:
         if self.lost is None:
-            self.lost = why
+            self.lost: str | None = why
             self.over.set()
             self._fail(CallFailed(GrpcStatus.UNAVAILABLE, why))
             self._written.unpark_all()

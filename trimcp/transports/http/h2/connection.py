@@ -55,9 +55,9 @@ class H2Connection(StreamOwner):
 
     def __attrs_post_init__(self) -> None:
         limits = self.hosting.limits
-        self.owner = owner_of(None, self.peer)
+        self.owner: str = owner_of(None, self.peer)
         self._reader = BlockReader(limits.max_head, read_request, limited_request)
-        self.engine = Engine(
+        self.engine: Engine = Engine(
             self,
             self._reader,
             client=False,
@@ -198,7 +198,7 @@ class H2Connection(StreamOwner):
         if not self.hosting.streams.admit(self.owner):
             return None
         holding.little += LITTLE  # a stream may hold as much as a connection of HTTP/1.1
-        self.weight += weight
+        self.weight: int = self.weight + weight
         self._amount.set(self.weight + self._reader.remembered)
         stream = RequestStream(self, head, weight)
         stream.left = head.length
