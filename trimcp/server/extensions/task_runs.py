@@ -253,7 +253,10 @@ def _stamp(seconds: float) -> str:
 
 @attrs.define(eq=False, repr=False)
 class TaskRun(Sink):
-    """One task: the origin and the sink of its `tools/call`, and its place in the memory of the server."""
+    """One task: the origin and the sink of its `tools/call`, and its place in the memory of the server.
+
+    It has more than 300 lines because each of the three depends on whether it runs, waits, asks or is over.
+    """
 
     runs: TaskRuns
     kept: KeptTask
