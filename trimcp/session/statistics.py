@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Collection
 
@@ -42,7 +41,12 @@ class Lane:
     dropped: int = 0
 
     def __add__(self, other: Lane) -> Lane:
-        return Lane(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
+        return Lane(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            self.merged + other.merged,
+            self.dropped + other.dropped,
+        )
 
 
 @attrs.frozen

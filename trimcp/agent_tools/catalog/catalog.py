@@ -123,7 +123,8 @@ class Catalog:
         manifests = [each for entry in entries for each in self._table.versions_of(entry, principal)]
         if version is None:
             return manifests
-        return [each for each in manifests if version_key(each.version) == asked_version(version)]
+        wanted = asked_version(version)
+        return [each for each in manifests if version_key(each.version) == wanted]
 
     def pending(self) -> list[tuple[Manifest, AgentCaller]]:
         """Return the manifests that wait for approval, each with who sent it."""

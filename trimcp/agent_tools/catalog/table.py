@@ -95,16 +95,9 @@ class ToolTable:
         self._server = server
         self._rules = rules
         self.families: dict[str, ToolVersions] = {}
+        self.owned: Counter[Owner] = Counter()  # the tools of each owner; each version counts. `add` and `drop` keep it
 
     # Finding
-
-    @property
-    def owned(self) -> Counter[Owner]:
-        """The number of tools of each owner; each version counts."""
-        found = Counter[Owner]()
-        for tool in self.families.values():
-            found[tool.owner] += len(tool.versions)
-        return found
 
     def candidates(self, name: str | None = None) -> list[Candidate]:
         """Return what is offered or waits: all of it, or the versions of one tool."""
@@ -155,9 +148,8 @@ class ToolTable:
         self.check_offer(tool, manifest)
         if version_key(manifest.version) in tool.versions:
             return tool
-        owned = self.owned
+        owned, total = self.owned, self.owned.total()
         self.check_number(owned[owner] + 1)
-        total = owned.total()
         if total + sum(owned[each] for each in owned if each[0] == owner[0]) >= rules.max_tools:
             raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
         if len(tool.versions) >= rules.max_versions:
@@ -198,18 +190,24 @@ class ToolTable:
 
     def add(self, candidate: Candidate) -> None:
         """Let a manifest wait to be offered."""
-        self.families[candidate.tool.name] = candidate.tool
-        candidate.tool.waiting[candidate.version] = candidate
+        tool = candidate.tool
+        self.families[tool.name] = tool
+        self.owned[tool.owner] += candidate.version not in tool.versions
+        tool.waiting[candidate.version] = candidate
 
     def drop(self, candidates: Collection[Candidate]) -> None:
         """Stop offering these, and forget what of them waits."""
         with self._server.tools.together():
             for each in candidates:
-                for kept in (each.tool.offered, each.tool.waiting):
+                tool, before = each.tool, len(each.tool.versions)
+                for kept in (tool.offered, tool.waiting):
                     if kept.get(each.version) is each:
                         del kept[each.version]
+                self.owned[tool.owner] -= before - len(tool.versions)
             for tool in {each.tool for each in candidates}:
                 self.arrange(tool)
+                if not self.owned[tool.owner]:
+                    del self.owned[tool.owner]
                 if not tool.versions and self.families.get(tool.name) is tool:
                     del self.families[tool.name]
 

@@ -44,7 +44,7 @@ class ContextLimits:
 
     Attributes:
         max_contexts: contexts of all owners together.
-        max_per_owner: contexts of one principal and agent.
+        max_per_owner: contexts of one principal and agent; without a principal, of one address.
         max_state: JSON text of a state, and of one update. In memory a state also takes 100 bytes per member.
         max_depth: levels of objects and arrays in a state.
         max_members: members and elements on all levels of a state.
