@@ -476,7 +476,7 @@ async def test_the_number_of_tools_is_bounded() -> None:
     await catalog.register(manifest(version="2"), BOB)
     await refused(catalog, TooMuch, "there are 3 registered tools of at most 4", versioned_manifest("3"))
     await catalog.remove("get_weather", BOB)
-    assert dict(catalog._table.owned) == {ADA.owner: 1}
+    assert dict(catalog._table.owned) == {ADA.owner: 1, ADA.owner[0]: 1, None: 1}
     _, catalog = make(RegistrationRules(max_versions=2))
     await catalog.register(versioned_manifest("1"), ADA)
     await catalog.register(versioned_manifest("2"), ADA)
@@ -547,6 +547,42 @@ async def test_the_memory_of_tools_is_bounded() -> None:
     await refused(catalog, TooMuch, "take too much memory", large("two"), by=Stream())
 
 
+async def test_memory_is_counted_as_manifests_wait_replace_others_and_go() -> None:
+    _, catalog = make(RegistrationRules(approve=lambda manifest, caller: None))
+    table = catalog._table
+
+    def counted() -> None:
+        of = {
+            caller.owner: sum(each.manifest.memory for each in table.candidates() if each.caller is caller)
+            for caller in (ADA, BOB)
+        }
+        assert {owner: memory for owner, memory in of.items() if memory} == {
+            owner: table.memory[owner] for owner in of if table.owned[owner]
+        }
+        assert [table.memory[owner[0]] for owner in of] == list(of.values())
+        assert table.memory[None] == sum(of.values())
+
+    async def registered(caller: AgentCaller, **members: Any) -> None:
+        found = await catalog.register(manifest(**members), caller)
+        counted()
+        catalog.approve(found.manifest.name, found.manifest.version, found.manifest.hash)
+        counted()
+
+    await registered(ADA)
+    await registered(BOB, name="whatever")
+    await registered(ADA, description="another one " * 50)  # in the place of the first
+    await registered(ADA, version="2")
+    assert [table.owned[each] for each in (ADA.owner, BOB.owner, None)] == [2, 1, 3]
+    await catalog.register(manifest(description="a third"), ADA)  # it waits, beside the one that is offered
+    counted()
+    await catalog.remove("get_weather", ADA, "1")  # both
+    counted()
+    await catalog.remove("get_weather", ADA)
+    counted()
+    catalog.close()
+    assert (dict(table.owned), dict(table.memory)) == ({}, {})
+
+
 async def test_what_is_refused_leaves_nothing() -> None:
     server, catalog = make(RegistrationRules(max_per_owner=1, approve=lambda manifest, caller: False))
     for _ in range(5):
@@ -557,11 +593,8 @@ async def test_what_is_refused_leaves_nothing() -> None:
             "nested deeper",
             manifest(parameters={"type": "object", "a": [[[]] * 9] * 9}) | {"parameters": deep(200)},
         )
-    assert (catalog._table.families, dict(catalog._table.owned), len(server.tools)) == (
-        {},
-        {},
-        0,
-    )
+    table = catalog._table
+    assert (table.families, dict(table.owned), dict(table.memory), len(server.tools)) == ({}, {}, {}, 0)
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -833,7 +866,7 @@ async def test_a_provider_s_tools_vanish_with_it_and_calls_fail_at_once(autojump
         catalog.withdraw(stream)
         assert len(told) == 1
     catalog.withdraw(other)
-    assert dict(catalog._table.owned) == {ADA.owner: 1}
+    assert dict(catalog._table.owned) == {ADA.owner: 1, ADA.owner[0]: 1, None: 1}
     assert list(server.tools._entries) == ["get_weather"]
 
 

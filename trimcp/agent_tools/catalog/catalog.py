@@ -133,7 +133,7 @@ class Catalog:
     @property
     def registered(self) -> int:
         """The number of tools that are registered or wait for approval; each version counts."""
-        return self._table.owned.total()
+        return self._table.owned[None]
 
     def providers(self) -> Counter[Provider]:
         """Return who has brought tools over a connection that is open, each with how many it offers."""
@@ -348,13 +348,12 @@ class Catalog:
 
     def _offer(self, candidate: Candidate) -> None:
         """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
-        manifest, tool = candidate.manifest, candidate.tool
-        self._table.check_offer(tool, manifest)
-        tool.offered[candidate.version] = tool.waiting.pop(candidate.version)
+        manifest = candidate.manifest
+        self._table.check_offer(candidate.tool, manifest)
         # What somebody unknown runs elsewhere may be another program the next time.
         if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
             self._approval.remember(manifest, candidate.caller)
-        self._table.arrange(tool)
+        self._table.offer(candidate)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
         _tell(self.server, "tools/register", "ok", manifest.name, candidate.caller, **facts)

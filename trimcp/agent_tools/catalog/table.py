@@ -75,11 +75,6 @@ class ToolVersions:
     def candidates(self) -> list[Candidate]:
         return [*self.offered.values(), *self.waiting.values()]
 
-    @property
-    def memory(self) -> int:
-        """Bytes that its manifests take, as estimated."""
-        return sum(each.manifest.memory for each in self.candidates())
-
     def layout(self) -> dict[str, Candidate]:
         """Return what is offered by key: the newest version has the tool's name."""
         newest_first = [self.offered[version] for version in sorted(self.offered, reverse=True)]
@@ -95,7 +90,9 @@ class ToolTable:
         self._server = server
         self._rules = rules
         self.families: dict[str, ToolVersions] = {}
-        self.owned: Counter[Owner] = Counter()  # the tools of each owner; each version counts. `add` and `drop` keep it
+        # What each owner has, each principal, and (None) everybody, as `_count` keeps it.
+        self.owned: Counter[Owner | str | None] = Counter()  # each version counts
+        self.memory: Counter[Owner | str | None] = Counter()  # bytes that the manifests take, as estimated
 
     # Finding
 
@@ -148,9 +145,9 @@ class ToolTable:
         self.check_offer(tool, manifest)
         if version_key(manifest.version) in tool.versions:
             return tool
-        owned, total = self.owned, self.owned.total()
-        self.check_number(owned[owner] + 1)
-        if total + sum(owned[each] for each in owned if each[0] == owner[0]) >= rules.max_tools:
+        total = self.owned[None]
+        self.check_number(self.owned[owner] + 1)
+        if total + self.owned[owner[0]] >= rules.max_tools:
             raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
         if len(tool.versions) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
@@ -175,10 +172,8 @@ class ToolTable:
 
     def check_memory(self, manifest: Manifest, owner: Owner) -> None:
         """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""
-        kept = [(tool.owner, tool.memory) for tool in self.families.values()]
-        own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
-        shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
-        if shared + sum(taken for _, taken in kept) > self._rules.max_memory or own > self._rules.max_memory_per_owner:
+        rules, kept, more = self._rules, self.memory, manifest.memory
+        if more + kept[owner[0]] + kept[None] > rules.max_memory or more + kept[owner] > rules.max_memory_per_owner:
             raise TooMuch("the registered tools take too much memory")
 
     def check_offer(self, tool: ToolVersions, manifest: Manifest) -> None:
@@ -192,24 +187,38 @@ class ToolTable:
         """Let a manifest wait to be offered."""
         tool = candidate.tool
         self.families[tool.name] = tool
-        self.owned[tool.owner] += candidate.version not in tool.versions
+        self._count(tool.owner, candidate.version not in tool.versions, candidate.manifest.memory)
         tool.waiting[candidate.version] = candidate
+
+    def offer(self, candidate: Candidate) -> None:
+        """Offer a manifest that waits, in the place of the one that its version had."""
+        tool, version = candidate.tool, candidate.version
+        if (replaced := tool.offered.get(version)) is not None:
+            self._count(tool.owner, 0, -replaced.manifest.memory)
+        tool.offered[version] = tool.waiting.pop(version)
+        self.arrange(tool)
 
     def drop(self, candidates: Collection[Candidate]) -> None:
         """Stop offering these, and forget what of them waits."""
         with self._server.tools.together():
             for each in candidates:
-                tool, before = each.tool, len(each.tool.versions)
+                tool = each.tool
                 for kept in (tool.offered, tool.waiting):
                     if kept.get(each.version) is each:
                         del kept[each.version]
-                self.owned[tool.owner] -= before - len(tool.versions)
+                        self._count(tool.owner, -(each.version not in tool.versions), -each.manifest.memory)
             for tool in {each.tool for each in candidates}:
                 self.arrange(tool)
-                if not self.owned[tool.owner]:
-                    del self.owned[tool.owner]
                 if not tool.versions and self.families.get(tool.name) is tool:
                     del self.families[tool.name]
+
+    def _count(self, owner: Owner, tools: int, memory: int) -> None:
+        """Count tools, and the memory of manifests, that have come or, below 0, gone."""
+        for whose in (owner, owner[0], None):
+            self.owned[whose] += tools
+            self.memory[whose] += memory
+            if not self.owned[whose]:
+                del self.owned[whose], self.memory[whose]
 
     def arrange(self, tool: ToolVersions) -> None:
         """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
