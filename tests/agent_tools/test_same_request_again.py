@@ -121,7 +121,7 @@ async def test_it_is_forgotten_with_its_context_and_beyond_the_bound() -> None:
         assert context is not None
         answers = context.answers
         assert 2 <= len(answers.by_id) <= 6
-        assert sum(3_000 + len(asked) for asked, _ in answers.by_id.values()) <= answers.held <= 20_000
+        assert sum(3_000 + len(asked) for asked, _, _ in answers.by_id.values()) <= answers.held <= 20_000
         assert at.server.budget.held - held >= answers.held
         ran.clear()
         await peer.ask(**call("text", "199", size=3_000))

@@ -248,16 +248,16 @@ class AgentRun:
         self.calls.leave(call.caller.account, call.key)
         context = call.agent_actor
         if context is not None:
-            request = call.request
+            request, id = call.request, call.request.request_id
             entry = {
-                "request_id": request.request_id,
+                "request_id": id,
                 "tool": request.tool_name,
                 "version": call.version,
                 "arguments": request.arguments or {},
                 "status": status,
                 "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             }
-            context.end_call(request.request_id)
+            context.end_call(id)
             context.record(entry, call.asked, answer)
 
     def statistics(self) -> dict[str, int]:
@@ -349,7 +349,8 @@ class AgentCall(Sink):
         if own is None:
             self.cancel(why)
             return
-        self._finish("cancelled")
+        self._session = None
+        self.run.call_is_over(self, "cancelled", None)
         own.disconnect(why, slow=slow, ending=ending)
 
     def evict(self, why: str) -> None:
@@ -457,12 +458,9 @@ class AgentCall(Sink):
         return Outgoing(self._binding.translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
-        self._finish(answer.status(extended=True), None if self.asked is None else answer.lasting())
+        self._session = None
+        self.run.call_is_over(self, answer.status(extended=True), None if self.asked is None else answer.lasting())
         own, self._own = self._own, None
         if own is not None:
             own.close()
         self._binding.answered(self, answer)
-
-    def _finish(self, status: str, answer: CallAnswer | None = None) -> None:
-        self._session = None
-        self.run.call_is_over(self, status, answer)

@@ -50,10 +50,10 @@ def history_entry(entry: Mapping[str, Any], arguments: HistoryArguments) -> byte
     """Return an entry as text, its member `arguments` written by policy as those of an audit are."""
     given = entry.get("arguments")
     shown: dict[str, Any] = dict(entry)
-    if arguments == "none" or not isinstance(given, Mapping):
-        shown.pop("arguments", None)
-    elif arguments == "shapes":
+    if arguments == "shapes" and isinstance(given, Mapping):
         shown["arguments"] = shapes(given)
+    elif arguments == "none" or not isinstance(given, Mapping):
+        shown.pop("arguments", None)
     elif arguments == "masked":
         shown["arguments"] = mask(given)
     try:
@@ -73,8 +73,8 @@ class GivenAnswers:
     __slots__ = ("by_id", "held")
 
     def __init__(self) -> None:
-        # what was asked, in a form that compares, and the answer, by `request_id`, the oldest first
-        self.by_id: dict[str, tuple[bytes, CallAnswer]] = {}
+        # what was asked, in a form that compares, the answer, and their size, by `request_id`, the oldest first
+        self.by_id: dict[str, tuple[bytes, CallAnswer, int]] = {}
         self.held: int = 0  # bytes of memory
 
     def add(self, request_id: str, asked: bytes, answer: CallAnswer, most: int) -> None:
@@ -82,9 +82,9 @@ class GivenAnswers:
         by_id, size = self.by_id, len(asked) + answer.size
         if size > most:
             return
-        while self.held + size > most:  # half of them, so that it is done now and then, and not with each call
+        held = self.held + size
+        while held > most:  # half of them, so that it is done now and then, and not with each call
             for id in list(islice(by_id, (len(by_id) + 1) // 2)):
-                old, forgotten = by_id.pop(id)
-                self.held -= len(old) + forgotten.size
-        by_id[request_id] = asked, answer
-        self.held += size
+                held -= by_id.pop(id)[2]
+        by_id[request_id] = asked, answer, size
+        self.held = held
