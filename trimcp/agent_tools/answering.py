@@ -21,7 +21,6 @@ from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.budget import LARGE, TurnBound
 from trimcp.session.agent_context import ContextEvent
-from trimcp.support.cleaning import harmless
 from trimcp.support.nurseries import contained
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -172,8 +171,7 @@ class Answering:
     async def _list(self, message: messages.ListTools, caller: AgentCaller) -> Found:
         found = self.catalog.manifests(message.name, message.version, caller.principal)
         if message.name is not None and not found:
-            of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
-            raise errors.UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
+            raise errors.unknown_tool(message.name, message.version)
         return messages.ToolList(tools=[manifest.to_json() for manifest in found])
 
     async def _register(self, message: messages.RegisterTool, caller: AgentCaller) -> Found:

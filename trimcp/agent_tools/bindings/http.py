@@ -72,9 +72,7 @@ class AgentHttp(AgentPort):
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
-        response = failure(refusal_error(status, why))
-        response.status, response.headers = status, (*JSON_HEADERS, *headers)
-        return response
+        return failure(refusal_error(status, why), status, headers)
 
     def grpc_services(self) -> Mapping[str, Any]:
         """See `SecondProtocol`. Without `trimcp[grpc]` each call is answered with what is missing."""
@@ -162,14 +160,18 @@ class AgentHttp(AgentPort):
 
     def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return the response to a request that is none of the protocol's."""
-        response = failure(errors.MalformedMessage(why))
-        return HttpResponse(status, (*response.headers, *headers), response.body)
+        return failure(errors.MalformedMessage(why), status, headers)
 
 
-def failure(error: errors.AgentToolsError) -> HttpResponse:
-    """Return the response that consists of an error, to what is no message or was not read."""
-    body = messages.encode_message(failed(None, error))
-    return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
+def failure(error: errors.AgentToolsError, status: int = 0, headers: tuple[tuple[str, str], ...] = ()) -> HttpResponse:
+    """Return the response that consists of an error, to what is no message or was not read.
+
+    A `status` is that of HTTP itself, with its headers; by default they are those of the error.
+    """
+    more = headers if status else _headers_of(error)
+    return HttpResponse(
+        status or error.http_status, (*JSON_HEADERS, *more), messages.encode_message(failed(None, error))
+    )
 
 
 def _headers_of(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:

@@ -104,8 +104,7 @@ class Catalog:
         key = name if version is None else self._table.key_of(name, version)
         entry = None if key is None else self.server.tools.get(key)
         if key is None or entry is None or (by is not None and hidden(entry, by.principal)):
-            of = "" if version is None else f" of version {harmless(version, 64)}"
-            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}{of}")
+            raise errors.unknown_tool(name, version)
         return key, entry
 
     def manifests(
@@ -317,7 +316,7 @@ class Catalog:
             self._approval.check(caller)
         tool = self._table.families.get(name)
         if tool is None and name not in self.server.tools:
-            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
+            raise errors.unknown_tool(name)
         if tool is None or (caller is not None and caller.owner != tool.owner):
             why = "it is the server's own" if tool is None else "somebody else registered it"
             _tell(self.server, "tools/remove", "refused", name, caller, why, version=version)

@@ -18,8 +18,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Events, Progressed
-from trimcp.agent_tools.messages import messages
-from trimcp.agent_tools.messages.errors import AgentToolsError, DeadlinePassed, NotAllowed, RequestCancelled, error_from
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.pending import PendingAnswer
 from trimcp.channel import require_trio
 from trimcp.errors import InvalidReply, LocalError, McpError
@@ -52,7 +51,7 @@ _LONGEST_REASON: Final = 500
 _log = logging.getLogger("trimcp.agent_tools")
 
 
-class InputRequired(AgentToolsError, code="input_required", http=200, grpc="OK", extended="input_required"):
+class InputRequired(errors.AgentToolsError, code="input_required", http=200, grpc="OK", extended="input_required"):
     """A tool asks questions instead of returning a result, and there is no `on_input` to answer them.
 
     Call it again with `input_responses` and `request_state` to answer.
@@ -378,7 +377,7 @@ class AgentConnection:
             return await self._wire.call(request, progressed)
         with trio.move_on_after(request.timeout + _GRACE):
             return await self._wire.call(request, progressed)
-        raise DeadlinePassed(f"the service did not answer in {request.timeout:g} seconds")
+        raise errors.DeadlinePassed(f"the service did not answer in {request.timeout:g} seconds")
 
 
 @attrs.define(eq=False, repr=False)
@@ -532,16 +531,16 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
 def _failure(response: messages.ToolResponse) -> Exception:
     """Return the exception for an answer that is no result."""
     if response.error is not None:
-        return error_from(response.error)
+        return errors.error_from(response.error)
     cls = _OF_STATUS.get(response.status)
     if cls is None:
         return InvalidReply(f"the answer's status is {response.status[:40]!r}, and it has no error")
     return cls("the service does not say why")
 
 
-_OF_STATUS: Final[dict[str, type[AgentToolsError]]] = {
-    "error": AgentToolsError,
-    **{cls.extended_status: cls for cls in (RequestCancelled, DeadlinePassed, NotAllowed)},
+_OF_STATUS: Final[dict[str, type[errors.AgentToolsError]]] = {
+    "error": errors.AgentToolsError,
+    **{cls.extended_status: cls for cls in (errors.RequestCancelled, errors.DeadlinePassed, errors.NotAllowed)},
 }
 
 

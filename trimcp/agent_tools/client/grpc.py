@@ -18,7 +18,6 @@ import orjson
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.client.channel import open_channel_wire
-from trimcp.agent_tools.client.wire import AnswerT, ReadValue
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.steps import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
@@ -54,15 +53,15 @@ class GrpcWire(wire.ExchangeWire):
     _max_message: int
 
     async def exchange(
-        self, message: messages.AgentMessage, read: ReadValue[AnswerT], *, stream: bool = False
-    ) -> AnswerT | None:
+        self, message: messages.AgentMessage, read: wire.ReadValue[wire.AnswerT], *, stream: bool = False
+    ) -> wire.AnswerT | None:
         """See `ExchangeWire.exchange`."""
         name = "CallStream" if stream and isinstance(message, messages.ToolRequest) else message.method
         if not name:
             raise LocalError(f"{message.type} has no method of gRPC")
         path, (asked, answer), most = f"{SERVICE}{name}", protobuf.METHODS[name], self._max_message
         payload = at_once(protobuf.fill(asked(), messages.as_json(message), both=False)).SerializeToString()
-        last: AnswerT | None = None
+        last: wire.AnswerT | None = None
         try:
             if not stream:
                 reply = await self._connection.unary(path, payload, self._metadata, max_message=most)

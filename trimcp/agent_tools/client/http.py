@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from trimcp.agent_tools.client import wire
-from trimcp.agent_tools.client.wire import AnswerT, ReadValue
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.http import MERGE_PATCH, HttpForm, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
@@ -58,8 +57,8 @@ class HttpWire(wire.ExchangeWire):
         await trio.sleep_forever()
 
     async def exchange(
-        self, message: messages.AgentMessage, read: ReadValue[AnswerT], *, stream: bool = False
-    ) -> AnswerT | None:
+        self, message: messages.AgentMessage, read: wire.ReadValue[wire.AnswerT], *, stream: bool = False
+    ) -> wire.AnswerT | None:
         """See `ExchangeWire.exchange`. The request is sent again where that is safe.
 
         Raises as `AgentWire` says, and AuthorizationError if no access token could be obtained.
@@ -112,9 +111,9 @@ class HttpWire(wire.ExchangeWire):
                 failure.setdefault("retry_after", reply.retry_after)
         return value
 
-    async def _read_events(self, reply: OpenReply, read: ReadValue[AnswerT]) -> AnswerT | None:
+    async def _read_events(self, reply: OpenReply, read: wire.ReadValue[wire.AnswerT]) -> wire.AnswerT | None:
         """Read a stream of events until one is the last, and return what that was read as; None if none was."""
-        last: AnswerT | None = None
+        last: wire.AnswerT | None = None
         scope = trio.CancelScope()
 
         async def receive(event: Event) -> None:

@@ -15,8 +15,7 @@ import trio
 
 from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Begin, Events, NotSent, Progressed, Registered
-from trimcp.agent_tools.messages import messages
-from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
@@ -25,7 +24,7 @@ from trimcp.support.restarts import RestartCount, Restarts
 T = TypeVar("T")
 
 RESTARTS: Final = Restarts()
-PASSING: Final = (ConnectionLost, InvalidReply, Draining, TooMuch, ProviderGone)
+PASSING: Final = (ConnectionLost, InvalidReply, errors.Draining, errors.TooMuch, errors.ProviderGone)
 """What may be over when the service is asked again."""
 
 _LONGEST_WAIT: Final = 60.0  # seconds that a service may ask us to wait
@@ -66,7 +65,7 @@ async def keep_open(
             failure = error
         now = trio.current_time()
         count.ended(now, since)
-        asked = (failure.retry_after or 0.0) if isinstance(failure, AgentToolsError) else 0.0
+        asked = (failure.retry_after or 0.0) if isinstance(failure, errors.AgentToolsError) else 0.0
         pause = count.next_pause(now, min(max(asked, 0.0), _LONGEST_WAIT))
         if pause is None:
             raise failure
@@ -160,7 +159,7 @@ class SupervisedWire:
             except ConnectionLost as error:
                 if not again and not isinstance(error, NotSent):
                     raise
-            except Draining as error:  # answered while it ends: what only reads was not carried out
+            except errors.Draining as error:  # answered while it ends: what only reads was not carried out
                 if not (again or error.not_started):
                     raise
 
@@ -169,8 +168,8 @@ class SupervisedWire:
     async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         async def ask(wire: AgentWire) -> messages.ToolResponse:
             response = await wire.call(request, progressed)
-            error = None if response.error is None else error_from(response.error)
-            if isinstance(error, Draining) and error.not_started:
+            error = None if response.error is None else errors.error_from(response.error)
+            if isinstance(error, errors.Draining) and error.not_started:
                 raise error
             return response
 

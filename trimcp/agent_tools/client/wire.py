@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trimcp.agent_tools.messages import messages
-from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.support.bounds import checked
@@ -297,12 +296,12 @@ def event_in(value: Any, *wanted: type[messages.MessageT]) -> messages.MessageT:
 def failure_in(value: Any) -> Exception:
     """Return the error that a JSON value is; InvalidReply if it is none."""
     if type(value) is dict and value.get("type") in FAILURES:
-        return error_from(value.get("error"))
+        return errors.error_from(value.get("error"))
     return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
 
 
 def _read(cls: type[messages.MessageT], value: dict[str, Any]) -> messages.MessageT:
     try:
         return messages.read_as(cls, value)
-    except MalformedMessage as error:
+    except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None

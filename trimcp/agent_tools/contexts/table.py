@@ -297,13 +297,12 @@ class ContextTable:
 
         Raises UnknownContext if the id is one that only the service gives out, and as `find` and `create`.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        actor = self.get(owner, id) or await self._seek(owner, id, address)
-        if actor is None:
+        try:
+            return await self.find(owner, id, address=address)
+        except errors.UnknownContext:
             if is_minted(id):
-                raise errors.UnknownContext("there is no such context")
-            actor = self._make(owner, checked_id(id), permissions, address)
-        return actor
+                raise
+        return self._make(owner, checked_id(id), permissions, address)
 
     async def create(
         self,

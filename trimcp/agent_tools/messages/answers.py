@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import orjson
 
-from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.messages import ToolRequest
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.channel import Outgoing
 from trimcp.server.handlers.media import json_text
 from trimcp.wire import codes
@@ -69,7 +68,7 @@ class CallAnswer:
             return self.error.extended_status if extended else "error"
         return "input_required" if self.asks else "success"
 
-    def encode(self, request: ToolRequest) -> bytes:
+    def encode(self, request: messages.ToolRequest) -> bytes:
         """Return the `tool_response` as JSON text."""
         id = _dumps(request.request_id)
         if self.error is None:
@@ -79,7 +78,7 @@ class CallAnswer:
         return b"".join((_HEAD, id, b',"status":', status, b',"error":', encode(self.error.body()), b"}"))
 
 
-def asked_by(request: ToolRequest) -> bytes:
+def asked_by(request: messages.ToolRequest) -> bytes:
     """Return what a request asks for, as a short text that is the same in whatever order its members came."""
     of = request.tool_name, request.version, request.arguments, request.input_responses, request.request_state
     text = _dumps(of, None, orjson.OPT_SORT_KEYS)

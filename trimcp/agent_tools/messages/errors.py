@@ -11,7 +11,7 @@ import secrets
 from typing import Any, ClassVar, Final
 
 from trimcp.errors import McpError
-from trimcp.support.cleaning import log_crash
+from trimcp.support.cleaning import harmless, log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
@@ -154,6 +154,12 @@ def draining(*, started: bool | None = None) -> Draining:
 def too_much() -> TooMuch:
     """Return the error where nothing more can be under way."""
     return TooMuch("too much is under way; try again later", retry_after=1)
+
+
+def unknown_tool(name: str, version: str | None = None) -> UnknownTool:
+    """Return the error where there is no tool of this name and version."""
+    of = "" if version is None else f" of version {harmless(version, 64)}"
+    return UnknownTool(f"there is no tool named {harmless(name, 100)}{of}")
 
 
 def context_gone(reason: str | None) -> ContextGone:
