@@ -3,8 +3,10 @@
     nox -s conformance
     nox -s conformance -- --server --version 2026-07-28 --scenario 'tools-*'
 
-The suite is started once for each scenario, because in its other modes it forgives what we do not: a client that fails,
-a check that was skipped, a check with a warning. Here only a reason in `REASONS` forgives.
+What it forgives we do not: a check that was skipped, a check with a warning, a client that fails. We judge by what it
+writes of each check, and only a reason in `REASONS` forgives. To start it takes most of its time, so it goes through
+all scenarios of a version in one process, with our server; with our client it tells how that ended only where it was
+started for one scenario.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -173,9 +177,15 @@ def judge(
     return Outcome(case, passed, problems, forgiven, seconds)
 
 
-def read_list(text: str) -> list[str]:
-    """Return the names in what `conformance list` prints."""
-    return re.findall(r"^  - (\S+)", text, re.MULTILINE)
+def read_list(text: str) -> dict[str, dict[str, list[str]]]:
+    """Return the scenarios of each side in each version, from what `conformance list` prints."""
+    _, *parts = re.split(r"^(\w.*) scenarios \(.*\):$", text, flags=re.MULTILINE)
+    found: dict[str, dict[str, list[str]]] = {"server": {}, "client": {}}
+    for side, part in zip(map(str.lower, parts[::2]), parts[1::2], strict=True):
+        for name, versions in re.findall(r"^  - (\S+) \[(.*)\]", part, re.MULTILINE):
+            for version in versions.split(",") if side in found else ():
+                found[side].setdefault(version, []).append(name)
+    return found
 
 
 @attrs.define(eq=False)
@@ -192,41 +202,31 @@ class Suite:
     results: Path
     url: str | None = None
 
-    async def list(self, side: str, version: str) -> list[str]:
-        """Return the scenarios of a version."""
-        if version == EXTENSIONS:
-            return await self._list_extensions(side)
-        done = await self._run("list", f"--{side}", "--spec-version", version)
+    async def list(self) -> dict[str, dict[str, list[str]]]:
+        """Return the scenarios of each side in each version."""
+        done = await self._run("list")
         if done.returncode:
             raise SystemExit(f"the suite does not start (it needs Node 22):\n{done.stderr.decode(errors='replace')}")
-        names = read_list(done.stdout.decode())
-        if len(names) != SCENARIOS[version][side]:
-            raise SystemExit(f"{SCENARIOS[version][side]} {side} scenarios of {version} expected, not {names}")
-        return names
-
-    async def _list_extensions(self, side: str) -> list[str]:
-        """Return the scenarios of authorization, skills and tasks that stand in no version."""
-        every = read_list((await self._run("list", f"--{side}")).stdout.decode())
-        dated = {name for version in SCENARIOS if version != EXTENSIONS for name in await self.list(side, version)}
-        names = [name for name in every if name.startswith(("auth/", SKILLS, TASKS)) and name not in dated | UNCHECKED]
-        if len(names) != SCENARIOS[EXTENSIONS][side]:
-            raise SystemExit(f"{SCENARIOS[EXTENSIONS][side]} {side} scenarios of extensions expected, not {names}")
-        return names
+        found = read_list(done.stdout.decode())
+        for side, versions in found.items():
+            extensions = [name for name in versions.pop("extension", ()) if name.startswith(("auth/", SKILLS, TASKS))]
+            versions[EXTENSIONS] = [name for name in extensions if name not in UNCHECKED]
+            for version, expected in SCENARIOS.items():
+                names = versions.setdefault(version, [])
+                if len(names) != expected[side]:
+                    raise SystemExit(f"{expected[side]} {side} scenarios of {version} expected, not {names}")
+        return found
 
     async def carry_out(self, case: Case, url: str | None) -> Outcome:
         """Run one case, against the server at `url`, or our client."""
-        folder = Path(
-            tempfile.mkdtemp(prefix=f"{case.side}-{case.version}-{case.scenario.replace('/', '-')}-", dir=self.results)
-        )
-        version = [] if case.version == EXTENSIONS else ["--spec-version", case.version]
+        folder = self._folder(case)
         if case.side == "server":
             how = ["server", "--url", str(url)]
         else:
             how = ["client", "--command", shlex.join([sys.executable, str(HERE / "client.py")])]
         start = time.monotonic()
-        how += ["--scenario", case.scenario, *version, "-o", str(folder)]
         try:
-            done = await self._run(*how)
+            done = await self._run(*how, "--scenario", case.scenario, *_within(case.version), "-o", str(folder))
         except trio.TooSlowError:
             return judge(case, [], "the suite hangs", time.monotonic() - start, REASONS)
         seconds = time.monotonic() - start
@@ -235,11 +235,54 @@ class Suite:
             complaint = None
         return judge(case, checks, complaint, seconds, REASONS)
 
-    async def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    async def carry_out_version(self, cases: Sequence[Case], url: str) -> list[Outcome]:
+        """Run all scenarios of a version in one process, against the server at `url`, and judge these of them."""
+        folder = self._folder(cases[0], "all")
+        how = ["server", "--url", url, "--suite", "all", *_within(cases[0].version), "-o", str(folder)]
+        try:
+            done = await self._run(*how, scenarios=SCENARIOS[cases[0].version]["server"])
+        except trio.TooSlowError:
+            return [judge(case, [], "the suite hangs", SLOWEST, REASONS) for case in cases]
+        said = read_words((done.stdout + done.stderr).decode(errors="replace"))
+        outcomes = []
+        for case in cases:
+            of_it, seconds = read_folder(folder, case.scenario)
+            outcomes.append(judge(case, *read_results(of_it, said.get(case.scenario, "nothing")), seconds, REASONS))
+        return outcomes
+
+    def _folder(self, case: Case, what: str = "") -> Path:
+        """A new folder for what the suite writes."""
+        prefix = f"{case.side}-{case.version}-{(what or case.scenario).replace('/', '-')}-"
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=self.results))
+
+    async def _run(self, *arguments: str, scenarios: int = 1) -> subprocess.CompletedProcess[bytes]:
         command = ["node", str(self.modules / MAIN), *arguments]
         env = {**os.environ, "NODE_COMPILE_CACHE": str(self.modules.parent / "compiled")}  # a fifth of its time
-        with trio.fail_after(2 * SLOWEST):
+        with trio.fail_after((1 + scenarios) * SLOWEST):
             return await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=env)
+
+
+def _within(version: str) -> list[str]:
+    return [] if version == EXTENSIONS else ["--spec-version", version]
+
+
+def read_words(output: str) -> dict[str, str]:
+    """Return what the suite said during each scenario of several."""
+    _, *parts = re.split(r"^=== Running scenario: (\S+) ===$", output, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def read_folder(folder: Path, scenario: str) -> tuple[Path, float]:
+    """Return where the suite wrote of one scenario of several, and how long that took.
+
+    Where it wrote nothing, that is a folder which is not there.
+    """
+    for found in folder.glob(f"server-{scenario}-*Z"):
+        began = found.name.removeprefix(f"server-{scenario}-")
+        if re.fullmatch(r"[\dT-]+Z", began) and (found / "checks.json").exists():  # else another, of a longer name
+            start = datetime.strptime(began, "%Y-%m-%dT%H-%M-%S-%fZ").replace(tzinfo=UTC)
+            return found, (found / "checks.json").stat().st_mtime - start.timestamp()
+    return folder / scenario, 0.0
 
 
 def read_results(folder: Path, output: str) -> tuple[list[dict[str, Any]], str | None]:
@@ -301,19 +344,32 @@ def tail(log: Path) -> str:
 
 
 async def run_side(
-    suite: Suite, cases: Sequence[Case], url: str | None, jobs: int, report: Callable[[Outcome], None]
+    suite: Suite, cases: Sequence[Case], url: str | None, jobs: int, whole: bool, report: Callable[[Outcome], None]
 ) -> None:
-    """Run cases several at a time, except those that must be alone."""
+    """Run cases several at a time, except those that must be alone.
+
+    Args:
+        whole: whether these are all scenarios of their versions.
+    """
     slots = trio.CapacityLimiter(jobs)
 
     async def run_one(case: Case) -> None:
         async with slots:
             report(await suite.carry_out(case, url))
 
+    async def run_version(version: Sequence[Case], url: str) -> None:
+        async with slots:
+            for outcome in await suite.carry_out_version(version, url):
+                report(outcome)
+
+    together = [case for case in cases if case.scenario not in ALONE]
     async with trio.open_nursery() as nursery:
-        for case in cases:
-            if case.scenario not in ALONE:
-                nursery.start_soon(run_one, case)
+        if whole and url is not None:
+            for _, version in groupby(together, lambda case: case.version):
+                nursery.start_soon(run_version, list(version), url)
+            together = []
+        for case in together:
+            nursery.start_soon(run_one, case)
     for case in cases:
         if case.scenario in ALONE:
             await run_one(case)
@@ -327,20 +383,20 @@ async def run_all(suite: Suite, options: argparse.Namespace) -> list[Outcome]:
         outcomes.append(outcome)
         print(describe(outcome), flush=True)
 
+    scenarios = await suite.list()
     for side in options.sides:
-        names = {version: await suite.list(side, version) for version in options.versions}
         for host in options.hosts if side == "server" else [""]:
             cases = [
                 Case(side, name, version, host)
                 for version in options.versions
-                for name in names[version]
+                for name in scenarios[side][version]
                 if not options.scenarios or any(fnmatch(name, pattern) for pattern in options.scenarios)
             ]
             if side == "client" or suite.url is not None:
-                await run_side(suite, cases, suite.url, options.jobs, report)
+                await run_side(suite, cases, suite.url, options.jobs, not options.scenarios, report)
             elif cases:
                 async with our_server(host, suite.results) as url:
-                    await run_side(suite, cases, url, options.jobs, report)
+                    await run_side(suite, cases, url, options.jobs, not options.scenarios, report)
     return outcomes
 
 

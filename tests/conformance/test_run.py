@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.run import Case, Outcome, Reason, describe, judge, read_list, read_results, summary
+from tests.conformance.run import (
+    Case,
+    Outcome,
+    Reason,
+    describe,
+    judge,
+    read_folder,
+    read_list,
+    read_results,
+    read_words,
+    summary,
+)
 
 CASE = Case("server", "tools-list", "2025-11-25", "own")
 
@@ -57,9 +70,36 @@ def test_a_complaint_is_a_problem() -> None:
 
 def test_reading_the_list() -> None:
     text = (
+        "Server scenarios (test against a server):\n  - ping [2025-06-18]\n\n"
         "Client scenarios (test against a client):\n  - tools_call [2025-06-18,2025-11-25]\n  - auth/x [2025-11-25]\n"
+        "  - auth/more [extension]\n\n"
+        "Authorization server scenarios (test against an authorization server):\n  - metadata [2025-11-25]\n"
     )
-    assert read_list(text) == ["tools_call", "auth/x"]
+    assert read_list(text) == {
+        "server": {"2025-06-18": ["ping"]},
+        "client": {"2025-06-18": ["tools_call"], "2025-11-25": ["tools_call", "auth/x"], "extension": ["auth/more"]},
+    }
+
+
+def test_reading_what_was_said_and_written_of_several(tmp_path: Path) -> None:
+    said = read_words(
+        "Running\n\n=== Running scenario: ping ===\nwell\n\n=== Running scenario: ping-2 ===\nnot so well\n"
+    )
+    assert {name: text.strip() for name, text in said.items()} == {"ping": "well", "ping-2": "not so well"}
+    for name, status in (("ping", "SUCCESS"), ("ping-2", "FAILURE")):
+        folder = tmp_path / f"server-{name}-2026-11-29T09-12-29-400Z"
+        folder.mkdir()
+        (folder / "checks.json").write_text(json.dumps([check(status)]))
+        ended = datetime(2026, 11, 29, 9, 12, 31, tzinfo=UTC).timestamp()
+        os.utime(folder / "checks.json", (ended, ended))
+        found, seconds = read_folder(tmp_path, name)
+        assert read_results(found, "") == ([check(status)], None)
+        assert round(seconds, 3) == 1.6
+    for missing in ("pin", "tools-list"):
+        assert read_results(read_folder(tmp_path, missing)[0], "it broke") == (
+            [],
+            "the suite checked nothing: it broke",
+        )
 
 
 def test_reading_results(tmp_path: Path) -> None:
