@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import attrs
+import orjson
 import pytest
 import trio
 import trio.testing
@@ -26,7 +27,9 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.store.shared import AppendEvent, SaveSession
 from trimcp.store.writing import WriteQueue
+from trimcp.transports.http.endpoint import sharing
 from trimcp.transports.http.endpoint.application import HttpApplication
+from trimcp.transports.http.endpoint.exchange import Exchange
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
@@ -120,6 +123,31 @@ print([name for name in wanted if name in sys.modules])
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
+
+
+async def test_a_call_without_a_session_runs_nothing_of_what_processes_share(autojump_clock: Any) -> None:
+    async with replicas(1) as ([one], _):
+        visitor = Visitor(one.face, LATEST)
+        first = await (await visitor.call("echo", text="first")).done()
+        assert first.status == 200
+        assert isinstance(first.handler, Exchange)
+        head, answer = first.handler.head, Answer()
+        assert head.again is not None
+        begun = set[str]()
+        sys.setprofile(lambda frame, event, arg: begun.add(frame.f_globals.get("__name__", "")))
+        try:
+            handler = head.again(head)  # as nearly always: a connection's next head is like the one before
+            assert handler is not None
+            handler.start(
+                orjson.dumps(visitor.request("tools/call", {"name": "echo", "arguments": {"text": "2"}})), answer
+            )
+            await answer.done()
+        finally:
+            sys.setprofile(None)
+        assert answer.json["result"]["content"][0]["text"] == "2"
+        shared = ("trimcp.store.", f"{sharing.__package__}.shar", "trimcp.transports.http.state.held")
+        assert "trimcp.server.tools" in begun
+        assert not [name for name in begun if name.startswith(shared)]
 
 
 @SHARED

@@ -263,26 +263,27 @@ class HttpApplication:
             return refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
         if forms is None:
             return refusal(406, "answers are application/json or text/event-stream")
-        exchange = self._exchange(forms, head)
+        made = Exchange if self.sharing is None else self.sharing.exchange(head)
+        exchange = self._exchange(made, forms, head)
         if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
         if shared.judged_by_head:
-            head.again = partial(self._exchange if self.sharing is None else self._exchange_here, forms)
+            id = None if self.sharing is None else headers.get("mcp-session-id")
+            if id is None:
+                head.again = partial(self._exchange, made, forms)
+            elif shared.sessions.has(id):
+                head.again = partial(self._exchange_here, id, made, forms)
         return exchange
 
-    def _exchange(self, forms: Forms, head: Head) -> Exchange | None:
+    def _exchange(self, made: type[Exchange], forms: Forms, head: Head) -> Exchange | None:
         """Return the handler of an admitted POST, or None if too much is under way."""
         shared = self.shared
-        if shared.exchanges >= shared.settings.max_exchanges:
-            return None
-        made = Exchange if self.sharing is None else self.sharing.exchange(head)
-        return made(shared, head, forms)
+        return None if shared.exchanges >= shared.settings.max_exchanges else made(shared, head, forms)
 
-    def _exchange_here(self, forms: Forms, head: Head) -> Exchange | None:
+    def _exchange_here(self, id: str, made: type[Exchange], forms: Forms, head: Head) -> Exchange | None:
         """Return what `_exchange` does, or None where the session is not here any more."""
-        id = head.headers.get("mcp-session-id")
-        return self._exchange(forms, head) if id is None or self.shared.sessions.has(id) else None
+        return self._exchange(made, forms, head) if self.shared.sessions.has(id) else None
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return the allowed formats of a POST's response, or None. Cached, because clients repeat their headers."""
