@@ -8,11 +8,16 @@ for payloads, which have no slots.
 compiles for each, which takes longer than everything else it does. attrs keeps methods that a class already has, so
 these decorators go below it: `@attrs.frozen` above `@valued`, `@attrs.define` above `@shown`. A class that is compared
 by identity uses neither (`eq=False, repr=False`).
+
+`@forwarding`, below those of attrs, is for a class around an object of the same kind.
 """
 
 from __future__ import annotations
 
+from abc import update_abstractmethods
 from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
 from reprlib import recursive_repr
 from threading import RLock
 from types import FunctionType
@@ -168,6 +173,22 @@ def shown(cls: type[T]) -> type[T]:
     """Make the repr of a class show its fields, except those declared with `repr=False`."""
     cls.__repr__ = _repr  # type: ignore[method-assign]  # as above
     return cls
+
+
+def forwarding(to: str, base: type) -> Callable[[type[T]], type[T]]:
+    """Return a decorator: what a class does not define of this base is that of the object in its attribute `to`."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in dir(base):
+            if not name.startswith("_") and name not in vars(cls):
+                setattr(cls, name, property(attrgetter(f"{to}.{name}"), partial(_set_there, to, name)))
+        return update_abstractmethods(cls)
+
+    return decorate
+
+
+def _set_there(to: str, name: str, value: Any, member: Any) -> None:
+    setattr(getattr(value, to), name, member)
 
 
 def _members(self: Any) -> tuple[Any, ...]:

@@ -62,7 +62,6 @@ class SlowChannel(WrappedChannel):
     _reading: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
         self._reading.set()
 
     def stop_reading(self) -> None:

@@ -19,10 +19,11 @@ import attrs
 import orjson
 import trio
 
-from trimcp.channel import Incoming, Kind, Link, Outgoing, Sink
+from trimcp.channel import Incoming, Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost
 from trimcp.session.session import Session
 from trimcp.support.cleaning import mask
+from trimcp.support.slotted import forwarding
 from trimcp.transports import trace
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, RequestId
 
@@ -235,34 +236,12 @@ def _below(sink: Sink) -> Sink:
 
 
 @attrs.define(eq=False)
+@forwarding("below", Sink)
 class _TappedSink(Sink):
     """Shows a tap what is posted to another sink."""
 
     below: Sink
     tap: Tap
-
-    @property
-    def queues(self) -> bool:  # type: ignore[override]  # of the sink below
-        """Whether the sink below keeps messages for a writer."""
-        return self.below.queues
-
-    @property
-    def link(self) -> Link | None:
-        return self.below.link
-
-    @property
-    def full(self) -> bool:
-        return self.below.full
-
-    def full_of_replies(self, times: int = 1) -> bool:
-        return self.below.full_of_replies(times)
-
-    @property
-    def bytes_held(self) -> int:
-        return self.below.bytes_held
-
-    async def room(self) -> None:
-        await self.below.room()
 
     def post(self, outgoing: Outgoing) -> None:
         self.tap.posted(outgoing)
@@ -275,21 +254,3 @@ class _TappedSink(Sink):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         self.tap.posted(outgoing)
         self.below.post_latest(key, outgoing)
-
-    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
-        self.below.finish_latest(key, keep=keep)
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        return self.below.withdraw(request_id)
-
-    def unanswered(self, request_id: RequestId) -> None:
-        self.below.unanswered(request_id)
-
-    def release(self) -> None:
-        self.below.release()
-
-    def close(self) -> None:
-        self.below.close()
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        return self.below.waiting()

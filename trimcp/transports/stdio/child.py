@@ -197,10 +197,9 @@ class ChildChannel(WrappedChannel):
         """The pipes from and to the child, for callers that read and write bytes instead of messages."""
         return self._receiver, self._sender
 
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        self.link: Link | None = Link("stdio")
-        self.sends_now: bool = self.channel.sends_now  # `send` changes nothing of what is sent
+    @property
+    def sends_now(self) -> bool:  # type: ignore[override]  # as the wrapped channel is asked
+        return self.channel.sends_now  # `send` changes nothing of what is sent
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         try:
@@ -401,6 +400,7 @@ async def _start(server: StdioServer) -> ChildChannel:
     descendants = Descendants(process.pid, mark)
     receiver, sender, stderr = PipeReceiver(output_ours), PipeSender(input_ours), PipeReceiver(errors_ours)
     messages: MessageChannel = StreamChannel(receiver, sender)
+    messages.link = Link("stdio")
     messages.set_max_message(CLIENT_MAX_MESSAGE)
     if server.trace is not None:
         messages = traced(messages, server.trace)
