@@ -32,7 +32,7 @@ from trimcp.support.descendants import signal_name
 from trimcp.support.slotted import valued
 from trimcp.wire.jsonrpc import Malformed, encode, parse_value
 from trimcp.workers.output import OutputBound, WorkerOutput
-from trimcp.workers.programs import PlainProgram, Started
+from trimcp.workers.programs import PlainProgram, Started, pipe
 
 if TYPE_CHECKING:
     from trimcp.workers.bubblewrap import Sandbox
@@ -112,9 +112,7 @@ class WorkerProcess:
             parent_end, parent_pipe = os.pipe()
             theirs.callback(os.close, parent_end)
             ours.callback(os.close, parent_pipe)
-            output, output_end = os.pipe()
-            ours.callback(os.close, output)
-            theirs.callback(os.close, output_end)
+            output_end, output = pipe(theirs, ours)
             # -P: otherwise the file's directory comes first in sys.path, and our modules hide the standard library's
             command = [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)]
             kept = far.fileno(), parent_end
@@ -127,9 +125,7 @@ class WorkerProcess:
                 process = await start_worker(nursery, sandbox, command, output_end, kept)
             ours.pop_all()
         connection = trio.SocketStream(trio.socket.from_stdlib_socket(near))
-        return WorkerProcess(
-            process, memory, sandbox, WorkerOutput(bound), connection, trio.lowlevel.FdStream(output), parent_pipe
-        )
+        return WorkerProcess(process, memory, sandbox, WorkerOutput(bound), connection, output, parent_pipe)
 
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.

@@ -131,9 +131,9 @@ async def run_program(start: Start, given: bytes, most: int) -> Finished:
     captured = _Captured(most)
     with ExitStack() as ours:
         with ExitStack() as theirs:
-            stdin, near_in = _pipe(theirs, ours, near_writes=True)
-            stdout, near_out = _pipe(theirs, ours)
-            stderr, near_err = _pipe(theirs, ours)
+            stdin, near_in = pipe(theirs, ours, near_writes=True)
+            stdout, near_out = pipe(theirs, ours)
+            stderr, near_err = pipe(theirs, ours)
             program = await start(Pipes(stdin, stdout, stderr))
         try:
             async with trio.open_nursery() as nursery:
@@ -148,8 +148,8 @@ async def run_program(start: Start, given: bytes, most: int) -> Finished:
     return Finished(status, bytes(captured.output), bytes(captured.errors), captured.overflow)
 
 
-def _pipe(theirs: ExitStack, ours: ExitStack, *, near_writes: bool = False) -> tuple[int, trio.lowlevel.FdStream]:
-    """Return the program's end of a new pipe and ours."""
+def pipe(theirs: ExitStack, ours: ExitStack, *, near_writes: bool = False) -> tuple[int, trio.lowlevel.FdStream]:
+    """Return the program's end of a new pipe and ours, each to be closed by a stack."""
     reading, writing = os.pipe()
     far, near = (reading, writing) if near_writes else (writing, reading)
     theirs.callback(os.close, far)

@@ -11,8 +11,8 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2
 
 from trimcp.framing.grpc import GrpcStatus, text_field, texts_of
-from trimcp.transports.grpc.server import GrpcRoutes, answer_each, refused_call, status_response
-from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse
+from trimcp.transports.grpc.server import GrpcRoutes, GrpcService, answer_each, status_response
+from trimcp.transports.http.interfaces import Admitted, Head
 
 PATHS: Final = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 
@@ -23,8 +23,8 @@ _BY_NAME, _BY_SYMBOL, _LIST = 3, 4, 7
 _ORIGINAL, _FOUND, _LISTED, _FAILED = 2, 4, 6, 7
 
 
-class Reflection:
-    """A `GrpcService`."""
+class Reflection(GrpcService):
+    """Answers what there is."""
 
     def __init__(self, *files: bytes) -> None:
         """`files` (descriptors) have the services that there are beside health checks, and what they import."""
@@ -36,9 +36,6 @@ class Reflection:
         if head.path.endswith("/ServerReflectionInfo"):
             return answer_each(self._answer, _MOST, head)
         return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
-
-    def refused(self, refused: HttpResponse) -> HttpResponse:
-        return refused_call(refused)
 
     def _answer(self, request: bytes) -> bytes:
         """Return the ServerReflectionResponse to a ServerReflectionRequest."""

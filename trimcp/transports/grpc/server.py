@@ -68,7 +68,7 @@ class GrpcService(Protocol):
 
     def refused(self, refused: HttpResponse, /) -> HttpResponse:
         """Return the answer to a call that would be refused with this response over HTTP."""
-        ...
+        return refused_call(refused)
 
 
 # Answers
@@ -319,16 +319,13 @@ class HealthRequest(Handler):
 
 
 @attrs.frozen
-class MissingService:
+class MissingService(GrpcService):
     """A service that cannot be served: each call is told why."""
 
     why: str
 
     def admit(self, routes: GrpcRoutes, head: Head) -> HttpResponse:
         return status_response(GrpcStatus.UNIMPLEMENTED, self.why)
-
-    def refused(self, refused: HttpResponse) -> HttpResponse:
-        return refused_call(refused)
 
 
 def answer_each(answer: Callable[[bytes], bytes], most: int, head: Head) -> Tunnel:
