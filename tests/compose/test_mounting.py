@@ -18,7 +18,9 @@ from trimcp.principal import Principal
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing import connected
+from trimcp.wire.common import META_PROGRESS
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextResourceContents
+from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -191,6 +193,63 @@ async def test_changes_of_what_is_mounted_are_told(kind: str, revision: Any, clo
             await session.call_tool("maps__touch", {"uri": "notes://maps"})
             await session.call_tool("wx__touch", {"uri": "notes://wx"})
             assert await changes.receive() == trimcp.ResourceUpdated("notes://wx")
+
+
+async def test_changes_of_tasks_behind_a_prefix_are_told(clock: Any) -> None:
+    async def slow(ctx: Context[Any]) -> str:
+        for step in (1, 2):
+            await trio.sleep(60)
+            await ctx.report_progress(step)
+        await trio.sleep(60)
+        return "done"
+
+    outer, middle = Server("outer"), Server("middle")
+    outer.tool(task="required")(slow)
+    outer.tasks(running=4)
+    for where, prefix in ((outer, "near"), (outer, "gone"), (middle, "deep")):
+        inner = Server(prefix)
+        inner.tool(task="required")(slow)
+        behind = Behind(inner)
+        made = proxy(behind, name=prefix)
+        made.parts.insert(0, behind.while_running)
+        where.mount(made, prefix=prefix)
+    outer.mount(middle, prefix="middle", visible=lambda admission: admission.principal == "ada")
+    for who, names in (
+        ("ada", ["slow", "near__slow", "middle__deep__slow"]),
+        ("eve", ["slow", "near__slow"]),
+    ):
+        client = trimcp.Client("c", tasks=True)
+        async with connected(outer, client, principal=Principal(who)) as session:
+            tasks = [await session.start_task(name) for name in names]
+            ids = [task.id for task in tasks if task.id is not None]
+            foreign = ["near__none", "gone__none", "middle__deep__none", "none"]
+            wanted = SubscriptionFilter(task_ids=[*ids, *foreign])
+            async with session.subscriptions.listening(wanted) as changes:
+                assert changes.acknowledged.task_ids == ids
+                for _ in range(2 * len(ids)):
+                    told: Any = await changes.receive()
+                    state = changes.tasks[told.id]
+                    assert (state["taskId"], state["status"]) == (told.id, "working")
+                assert {state["_meta"][META_PROGRESS]["progress"] for state in changes.tasks.values()} == {2}
+            for task in tasks:
+                assert (await task.result()).text == "done"
+
+
+async def test_a_mounted_server_that_refuses_to_tell_of_tasks_takes_nothing_from_the_others(
+    clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind, outer = Behind(Server("behind")), Server("outer")
+    behind.server.tasks()
+    made = proxy(behind, name="behind")
+    made.parts.insert(0, behind.while_running)
+    outer.mount(made, prefix="far")
+    outer.add_resource("notes://here", "here")
+    wanted = SubscriptionFilter(task_ids=["far__x"], resource_subscriptions=["notes://here"])
+    async with connected(outer) as session, session.subscriptions.listening(wanted) as changes:
+        assert changes.acknowledged == SubscriptionFilter(resource_subscriptions=["notes://here"])
+        assert "did not declare the extension for tasks" in caplog.text
+        outer.resource_updated("notes://here")
+        assert await changes.receive() == trimcp.ResourceUpdated("notes://here")
 
 
 async def test_who_may_see_it_is_asked(clock: Any) -> None:

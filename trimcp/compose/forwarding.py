@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from trimcp.fleet.combinators import first_of
 from trimcp.framing.headers import METHOD, Mirror, find_mirrors
 from trimcp.server.handlers.calling import Handler
 from trimcp.server.registry import Change
-from trimcp.server.subscribing import notification_of, send_notice, tell_subscriber
+from trimcp.server.subscribing import LookAtTask, notification_of, task_change, tell_of_task, tell_subscriber
 from trimcp.server.tools import check_headers
 from trimcp.session.context import Context
 from trimcp.session.outgoing.listening import (
@@ -42,6 +42,7 @@ from trimcp.session.outgoing.listening import (
 )
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, TIMED_OUT
 from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, PageParams
@@ -52,7 +53,7 @@ from trimcp.wire.lifecycle import (
     SubscriptionsListenParams,
     SubscriptionsListenResult,
 )
-from trimcp.wire.methods import CALLS, LISTS, METHODS, TASK_ID, TASK_NOTICE
+from trimcp.wire.methods import CALLS, LISTS, METHODS, TASK_ID
 from trimcp.wire.resources import ReadResourceParams, SubscribeParams
 from trimcp.wire.tools import CallToolParams, Tool
 
@@ -358,6 +359,26 @@ class Forwarding:
             await opened.wait()
         return uri in self._watched
 
+    @asynccontextmanager
+    async def watching(self, ctx: Context[Any], ids: list[str]) -> AsyncIterator[dict[str, LookAtTask]]:
+        """See `WatchTasks`. Raises McpError or TooSlowError: the upstream cannot be asked, or refuses."""
+
+        async def hear() -> None:
+            assert self._publish is not None
+            with suppress(McpError):  # it is lost
+                async for change in changes:
+                    each: Any = change
+                    self._publish(task_change(outward_task(ctx, each.id)))
+
+        async def look(inward: Any) -> Mapping[str, Any] | None:
+            return changes.tasks.get(inward)
+
+        wanted = SubscriptionFilter(task_ids=ids)
+        async with self._subscribed(ctx, wanted) as (changes, agreed), open_service_nursery() as nursery:
+            nursery.start_soon(hear)
+            yield {id: partial(look, inward_task(ctx, id)) for id in agreed.task_ids or ()}
+            nursery.cancel_scope.cancel()
+
     # Changes, for clients that ask for them
 
     async def listen(self, ctx: Context[Any], params: SubscriptionsListenParams) -> SubscriptionsListenResult:
@@ -367,22 +388,8 @@ class Forwarding:
         for uris in (wanted.resource_subscriptions or (), wanted.task_ids or ()):
             if len(uris) > _MOST_LISTENED:
                 raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_LISTENED} resources or tasks in one subscription")
-        tasks: dict[str, str] = {}  # the client's ids, by the upstream's
-        for id in wanted.task_ids or ():
-            if (inward := inward_task(ctx, id)) is not None:
-                tasks[inward] = id
-        given: Any = wanted
-        if wanted.task_ids is not None:
-            wanted = attrs.evolve(given, task_ids=list(tasks))
         try:
-            async with (
-                self.relays.lease(ctx) as relay,
-                (await relay.connected()).session() as opened,
-                opened.subscriptions.listening(_within(wanted, opened)) as changes,
-            ):
-                given = changes.acknowledged
-                if given.task_ids is not None:
-                    given = attrs.evolve(given, task_ids=[tasks[id] for id in given.task_ids if id in tasks])
+            async with self._subscribed(ctx, wanted) as (changes, given):
                 agreed = SubscriptionsAcknowledgedParams(notifications=given)
                 await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", agreed)
                 await first_of(partial(self._forward, ctx, changes), session.draining.wait)
@@ -390,15 +397,34 @@ class Forwarding:
             raise self.translated(error, ctx, None) from None
         return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
 
+    @asynccontextmanager
+    async def _subscribed(
+        self, ctx: Context[Any], wanted: SubscriptionFilter
+    ) -> AsyncIterator[tuple[Subscription, SubscriptionFilter]]:
+        """Subscribe at the upstream for a client; yield that, and what was agreed to, in the client's ids of tasks."""
+        tasks: dict[str, str] = {}  # the client's ids, by the upstream's
+        for id in wanted.task_ids or ():
+            if (inward := inward_task(ctx, id)) is not None:
+                tasks[inward] = id
+        given: Any = wanted
+        if wanted.task_ids is not None:
+            wanted = attrs.evolve(given, task_ids=list(tasks))
+        async with (
+            self.relays.lease(ctx) as relay,
+            (await relay.connected()).session() as opened,
+            opened.subscriptions.listening(_within(wanted, opened)) as changes,
+        ):
+            given = changes.acknowledged
+            if given.task_ids is not None:
+                given = attrs.evolve(given, task_ids=[tasks[id] for id in given.task_ids if id in tasks])
+            yield changes, given
+
     async def _forward(self, ctx: Context[Any], changes: Subscription) -> None:
         session, job = ctx.internals
         async for change in changes:
             each: Any = change
             if (id := getattr(each, "id", None)) is not None:
-                task = changes.tasks[id]
-                meta = {**(task.get("_meta") or {}), META_SUBSCRIPTION_ID: job.request.id}
-                notice = {**task, TASK_ID: outward_task(ctx, id), "_meta": meta}
-                await send_notice(job, session.encode_foreign(TASK_NOTICE, notice))
+                await tell_of_task(session, job, {**changes.tasks[id], TASK_ID: outward_task(ctx, id)})
             else:
                 about = each.uri if isinstance(each, ResourceUpdated) else _CHANGES[each]
                 await tell_subscriber(session, job, *notification_of(about))

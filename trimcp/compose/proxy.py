@@ -67,6 +67,7 @@ class ProxyServer(Server[None]):
                 # Beside others it cannot pass on a client's subscription as it is: one of its own serves all clients.
                 self._forwarding.tell_all(self.changes.publish)
                 running.subscribers.others = self._forwarding.watch_for_all
+                running.subscribers.tasks.append(self._forwarding.watching)
             else:
                 self.relays.tell_lists = self._forwarding.tell_lists
             try:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.errors import ErrorReply, LocalError
+from trimcp.errors import ErrorReply, LocalError, McpError
 from trimcp.protocol.connection import Encoded
 from trimcp.protocol.events import Admission, Notified
 from trimcp.server.handlers.calling import Handler
 from trimcp.server.registry import Change
+from trimcp.server.subscribing import LookAtTask, changed_task, task_change
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.session.session import Session
@@ -139,6 +140,7 @@ class Mounts:
             for name in self.methods():
                 running.replace(name, partial(self._extending, name))
             running.subscribers.others = self._may_watch
+            running.subscribers.tasks.append(self._watching)
             before, running.on_notified = running.on_notified, self._noticed
             try:
                 yield
@@ -150,7 +152,11 @@ class Mounts:
         """Run one server while the block runs, and pass its changes on."""
 
         def tell(change: Change | str) -> None:
-            self.server.changes.publish(change if isinstance(change, Change) else self._outward(mounted, change))
+            if (id := changed_task(change)) is not None:
+                change = task_change(mounted.name(id))
+            elif isinstance(change, str):
+                change = self._outward(mounted, change)
+            self.server.changes.publish(change)
 
         async with mounted.server.running() as mounted.running:
             self.declare(mounted.server)
@@ -265,6 +271,23 @@ class Mounts:
                 return True
         return False
 
+    @asynccontextmanager
+    async def _watching(self, ctx: Context[Any], ids: list[str]) -> AsyncIterator[dict[str, LookAtTask]]:
+        """See `WatchTasks`. The tasks of a server that cannot be asked are left out, with a warning."""
+        looks: dict[str, LookAtTask] = {}
+        async with AsyncExitStack() as stack:
+            for mounted in self:
+                inner = [part[1] for part in map(self._split, ids) if part is not None and part[0] is mounted]
+                watched = [] if mounted.running is None else mounted.running.subscribers.tasks
+                for watching in watched if inner and mounted.seen_by(ctx) else ():
+                    try:
+                        found = await stack.enter_async_context(watching(ctx, inner))
+                    except (McpError, trio.TooSlowError) as error:
+                        log.warning("no changes of tasks of %r are heard: %s", mounted.prefix, one_line(str(error)))
+                    else:
+                        looks.update({mounted.name(id): look for id, look in found.items()})
+            yield looks
+
     # Requests
 
     def _choosing(self, name: str, routed: Handler, own: Handler | None) -> Handler:
@@ -328,7 +351,8 @@ class Mounts:
         if isinstance(result, Encoded):
             task = result.value
             if isinstance(task, dict) and isinstance(task.get(TASK_ID), str):
-                return Encoded(encode({**task, TASK_ID: mounted.name(task[TASK_ID])}), None)
+                task = {**task, TASK_ID: mounted.name(task[TASK_ID])}
+                return Encoded(encode(task), task)
             return result
         changed: dict[str, Any] = {}
         for member in ("content", "contents", "messages"):

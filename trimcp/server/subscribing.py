@@ -5,10 +5,9 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import trio
@@ -24,7 +23,7 @@ from trimcp.session.session import Session
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
-from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import (
     LoggingMessageParams,
     SubscriptionFilter,
@@ -32,6 +31,7 @@ from trimcp.wire.lifecycle import (
     SubscriptionsListenParams,
     SubscriptionsListenResult,
 )
+from trimcp.wire.methods import TASK_ID, TASK_NOTICE
 from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 from trimcp.wire.revisions import Revision
 
@@ -50,13 +50,16 @@ def task_change(id: str) -> str:
     return _TASK + id
 
 
-class WatchedTasks(Protocol):
-    """The tasks of a run, as far as their subscribers need them."""
+def changed_task(change: Change | str) -> str | None:
+    """Return the task that has changed; None if something else has."""
+    return change.removeprefix(_TASK) if isinstance(change, str) and change.startswith(_TASK) else None
 
-    watched: Counter[str]
 
-    async def watchable(self, ctx: Context[Any], ids: list[str], /) -> list[str]: ...
-    async def notice(self, id: str, subscription: RequestId, /) -> tuple[str, dict[str, Any]] | None: ...
+LookAtTask: TypeAlias = Callable[[], Awaitable[Mapping[str, Any] | None]]
+"""Returns a task as clients are told of it now; None if it is forgotten."""
+
+WatchTasks: TypeAlias = Callable[[Context[Any], list[str]], AbstractAsyncContextManager[Mapping[str, LookAtTask]]]
+"""Publishes changes of tasks while a block runs; yields those of them that the sender of a request may watch."""
 
 
 def notification_of(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
@@ -122,7 +125,7 @@ class Subscribers:
     """The sessions and subscriptions of one run that are notified of changes in `server`."""
 
     server: Offering
-    tasks: WatchedTasks | None = attrs.field(init=False, default=None)
+    tasks: list[WatchTasks] = attrs.field(init=False, factory=list)
     # returns whether a resource that is not the server's own may be watched; None if there are no others
     others: Callable[[Context[Any], str], Awaitable[bool]] | None = attrs.field(init=False, default=None)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
@@ -214,51 +217,56 @@ class Subscribers:
             with suppress(ErrorReply):
                 if await self.may_watch(ctx, uri):
                     honoured.append(uri)
-        ids = list(dict.fromkeys(wanted.task_ids or ())) if self.tasks is not None else []
+        ids = list(dict.fromkeys(wanted.task_ids or ()))
         if len(ids) > _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} tasks in one subscription")
-        if ids and self.tasks is not None:
-            ids = await self.tasks.watchable(ctx, ids)
-            self.tasks.watched.update(ids)
         watch = Watch(frozenset([*lists, *honoured, *map(task_change, ids)]))
         self.server.changes.attach(watch.note, client_key(ctx))
         try:
-            agreed = SubscriptionFilter(
-                **{change.member: True for change in lists},
-                resource_subscriptions=honoured or None,
-                task_ids=ids or None,
-            )
-            acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
-            await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", acknowledged)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._forward, session, job, watch)
-                await session.draining.wait()
-                nursery.cancel_scope.cancel()
+            async with AsyncExitStack() as stack:
+                looks: dict[str, LookAtTask] = {}
+                for watching in self.tasks if ids else ():
+                    looks.update(await stack.enter_async_context(watching(ctx, ids)))
+                agreed = SubscriptionFilter(
+                    **{change.member: True for change in lists},
+                    resource_subscriptions=honoured or None,
+                    task_ids=list(looks) or None,
+                )
+                acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
+                await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", acknowledged)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._forward, session, job, watch, looks)
+                    await session.draining.wait()
+                    nursery.cancel_scope.cancel()
         finally:
             self.server.changes.detach(watch.note)
-            if ids and self.tasks is not None:
-                self.tasks.watched -= Counter(ids)  # which drops those at 0
         return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
 
-    async def _forward(self, session: Session, job: Job, watch: Watch) -> None:
+    async def _forward(self, session: Session, job: Job, watch: Watch, looks: Mapping[str, LookAtTask]) -> None:
         while True:
             # Lists first: a client that then reads a resource knows that it exists.
             for change in sorted(await watch.noted.receive_all(), key=lambda noted: not isinstance(noted, Change)):
-                if self.tasks is not None and isinstance(change, str) and change.startswith(_TASK):
-                    await job.sink.room()  # before it is looked at: it may change meanwhile
-                    notice = await self.tasks.notice(change.removeprefix(_TASK), job.request.id)
-                    if notice is not None:
-                        await send_notice(job, session.encode_foreign(*notice))
-                else:
+                if (id := changed_task(change)) is None:
                     await tell_subscriber(session, job, *notification_of(change))
+                elif id in looks:
+                    await job.sink.room()  # before it is looked at: it may change meanwhile
+                    task = await looks[id]()
+                    if task is not None:
+                        await tell_of_task(session, job, {**task, TASK_ID: id})
 
 
 async def tell_subscriber(session: Session, job: Job, name: str, params: Any) -> None:
     """Send a notification on a subscription as soon as its queue has room, unless the subscription has ended."""
-    await send_notice(job, session.encode_notification(name, params, job, subscription=job.request.id))
+    await _send(job, session.encode_notification(name, params, job, subscription=job.request.id))
 
 
-async def send_notice(job: Job, data: bytes) -> None:
+async def tell_of_task(session: Session, job: Job, task: Mapping[str, Any]) -> None:
+    """Send the notification of a task, as `tell_subscriber` does."""
+    meta = {**(task.get("_meta") or {}), META_SUBSCRIPTION_ID: job.request.id}
+    await _send(job, session.encode_foreign(TASK_NOTICE, {**task, "_meta": meta}))
+
+
+async def _send(job: Job, data: bytes) -> None:
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:
         job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

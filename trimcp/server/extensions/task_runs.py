@@ -11,9 +11,10 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -27,7 +28,7 @@ from trimcp.extensions.tasks import NEEDED, declared, status_text
 from trimcp.principal import Principal
 from trimcp.protocol.request_state import Memory, request_digest
 from trimcp.server.running import Running
-from trimcp.server.subscribing import Watch, task_change
+from trimcp.server.subscribing import LookAtTask, Watch, task_change
 from trimcp.session.context import Context
 from trimcp.session.incoming.turns import MOST_WAITING, Turns
 from trimcp.session.limits import Quota
@@ -35,9 +36,9 @@ from trimcp.session.push import Pushed
 from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.support.cleaning import log_crash, one_line
 from trimcp.wire import codes
-from trimcp.wire.common import META_PROGRESS, META_SUBSCRIPTION_ID
+from trimcp.wire.common import META_PROGRESS
 from trimcp.wire.jsonrpc import JSON, Notification, Request, RequestId, encode
-from trimcp.wire.methods import TASK_ID, TASK_NOTICE
+from trimcp.wire.methods import TASK_ID
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -155,25 +156,24 @@ class TaskRuns:
 
     # Subscriptions
 
-    async def watchable(self, ctx: Context[Any], ids: list[str]) -> list[str]:
-        """Return those of these tasks whose changes this run knows, and tells its subscriber.
-
-        Raises ErrorReply: the client did not declare tasks.
-        """
+    @asynccontextmanager
+    async def watching(self, ctx: Context[Any], ids: list[str]) -> AsyncIterator[dict[str, LookAtTask]]:
+        """See `WatchTasks`. Raises ErrorReply: the client did not declare tasks."""
         require_tasks(ctx)
         found = [task for id in ids if (task := await self._look(id, ctx.principal)) is not None]
         for task in found:
             self._seen.setdefault(task.id, task.updated)
         self.wake()  # what has changed since is no news any more
-        return [task.id for task in found]
+        looks: dict[str, LookAtTask] = {task.id: partial(self._told_now, task.id) for task in found}
+        self.watched.update(looks.keys())
+        try:
+            yield looks
+        finally:
+            self.watched -= Counter(looks.keys())  # which drops those at 0
 
-    async def notice(self, id: str, subscription: RequestId) -> tuple[str, dict[str, Any]] | None:
-        """Return the notification of a task as it is now, or None if it is forgotten."""
+    async def _told_now(self, id: str) -> dict[str, Any] | None:
         task = await self._now(id)
-        if task is None:
-            return None
-        said = self.told(task)
-        return TASK_NOTICE, {**said, "_meta": {**said.get("_meta", {}), META_SUBSCRIPTION_ID: subscription}}
+        return None if task is None else self.told(task)
 
     def changed(self, task: KeptTask) -> None:
         """Have subscribers told of a task as it is now."""

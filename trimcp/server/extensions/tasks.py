@@ -71,7 +71,7 @@ class ServedTasks(TaskSettings):
         async with self.store.opened(), open_service_nursery() as nursery:
             runs = self.runs[running] = TaskRuns(self, running, nursery)
             running.replace("tools/call", partial(self._deciding, runs))
-            running.subscribers.tasks = runs
+            running.subscribers.tasks.append(runs.watching)
             claims = TaskClaims(runs)
             await claims.look_around()
             nursery.start_soon(claims.keep_up)
