@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -177,7 +177,7 @@ class Catalog:
         What is `adopted` was registered with another process: nobody is asked for approval.
         """
         name: str | None = None
-        new: list[Candidate] = []
+        new: dict[Candidate, None] = {}  # those that are not registered yet, in order
         turns = WorkTurns(self.server.budget, caller.account)
         self._registering[by] += 1
         try:
@@ -225,11 +225,11 @@ class Catalog:
                 found.entry = self._maker.entry(sent, manifest, by)
         return found
 
-    def _placed(self, candidate: Candidate, new: list[Candidate]) -> Candidate:
+    def _placed(self, candidate: Candidate, new: dict[Candidate, None]) -> Candidate:
         """Let a manifest wait, and add it to the `new` ones; or return the equal one that waits or is offered."""
         manifest, owner = candidate.manifest, candidate.caller.owner
-        candidate.tool = self._table.tool_of(manifest, owner)
-        if any((each.tool, each.version) == (candidate.tool, candidate.version) for each in new):
+        tool = candidate.tool = self._table.tool_of(manifest, owner)
+        if tool.waiting.get(candidate.version) in new:
             raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
         known = self._table.equal_to(candidate)
         if known is not None:
@@ -238,12 +238,12 @@ class Catalog:
         if candidate.entry is None:  # it was registered, and has been removed meanwhile; or it is a callback
             candidate.entry = self._maker.entry(candidate.sent, manifest, candidate.by)
         self._table.add(candidate)
-        new.append(candidate)
+        new[candidate] = None
         return candidate
 
-    async def _decide(self, waiting: Sequence[Candidate], *, adopted: bool) -> None:
+    async def _decide(self, waiting: Collection[Candidate], *, adopted: bool) -> None:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
-        approved: list[Candidate] = []
+        approved: dict[Candidate, None] = {}
         for each in waiting:
             if each.manifest.callback is not None:
                 entry = await self._maker.resolved(each.sent, each.manifest)
@@ -255,12 +255,12 @@ class Catalog:
                 if verdict is False:
                     raise errors.NotAllowed(f"{each.manifest.name} {each.manifest.version} was not approved")
             if verdict:
-                approved.append(each)
+                approved[each] = None
         telling = nullcontext() if adopted or not approved or self.shared is None else self.shared.adding(approved)
         async with telling:
             self._offer_all(waiting, approved)
 
-    def _offer_all(self, waiting: Sequence[Candidate], approved: Sequence[Candidate]) -> None:
+    def _offer_all(self, waiting: Collection[Candidate], approved: Collection[Candidate]) -> None:
         left = [each for each in waiting if not each.is_offered]
         for each in left:
             each.check_waits()

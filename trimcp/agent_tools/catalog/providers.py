@@ -70,11 +70,13 @@ class StreamProvider:
         self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
     ) -> Any:
         """Carry out a call; see `Provider`."""
+        if self._lost is not None:
+            raise self._gone()
         call = self.calls[request_id] = PendingAnswer(progress)
         try:
             if self.down.full:
                 await self.down.room()
-            if self._lost is None:
+            if not call.resolved.is_set():  # it is if the provider was lost meanwhile
                 request = messages.ToolRequest(
                     tool_name=manifest.name,
                     version=manifest.version,
@@ -84,8 +86,6 @@ class StreamProvider:
                     statuses="extended",
                 )
                 self._post(request)
-            else:
-                call.resolve(error=self._gone())
             response: messages.ToolResponse = await call.answer(
                 lambda why: self._post(messages.ToolCancel(request_id=request_id, reason=why))
             )
