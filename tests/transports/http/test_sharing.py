@@ -50,6 +50,12 @@ class Replica:
         """Be gone for the others, as after a kill, or after standing still for too long."""
         del self.hub.leased[self.store.name]
 
+    async def be_killed(self) -> None:
+        """Say nothing more, and be gone for the others once the lease is over."""
+        self.store.broken = OSError("it was killed")
+        await trio.sleep(self.store.lease)
+        self.die()
+
     def visit(self, visitor: Visitor) -> Visitor:
         """Return a client that goes on here with its session."""
         return Visitor(self.face, visitor.revision, visitor.headers, visitor.session, last=visitor.last)
@@ -349,6 +355,44 @@ async def test_a_call_that_was_handed_over_ends_with_an_error_within_the_lease(
         assert trio.current_time() - began <= 10
         assert quiet.message["error"]["message"].startswith("the process that ran this call has ended")
         assert (await calls[0].done()).status == 200
+
+
+@pytest.mark.parametrize("tool", ["steps", "ask"])
+async def test_two_processes_killed_one_after_the_other_cost_a_call_one_lease(tool: str, autojump_clock: Any) -> None:
+    """The second one took the session over, ended its calls, and told nobody but the store."""
+    async with replicas(4) as ([one, two, three, four], visitor), trio.open_nursery() as nursery:
+        await visitor.initialize({"elicitation": {}})
+        far = two.visit(visitor)
+        call = await far.call(tool, token=1, **({"count": 1_000} if tool == "steps" else {}))
+        await call.events(2)
+        began = trio.current_time()
+        nursery.start_soon(one.be_killed)
+        await trio.sleep(two.store.lease + 0.1)
+        assert (await (await three.visit(visitor).call("echo", text="hi")).done()).json["result"]
+        nursery.start_soon(three.be_killed)
+        await call.done()
+        rest = await (await four.visit(visitor).listen(call.now()[-1].id)).done()
+        assert trio.current_time() - began <= 1.25 * two.store.lease + 0.1
+        assert rest.messages[-1]["error"]["message"].startswith("the process that ran this call has ended")
+        assert rest.messages[-1]["id"] == far.last
+        steps = steps_of(call, rest)
+        assert steps == list(range(1, len(steps) + 1))
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_resumes_a_stream_waits_for_the_next_holder(autojump_clock: Any) -> None:
+    async with replicas(2) as ([one, two], visitor), trio.open_nursery() as nursery:
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=1000)
+        seen = await call.events(3)
+        nursery.start_soon(one.be_killed)
+        call.leave()
+        began = trio.current_time()
+        rest = await (await two.visit(visitor).listen(seen[-1].id)).done()
+        assert rest.messages[-1]["error"]["message"].startswith("the process that ran this call has ended")
+        assert trio.current_time() - began <= 1.25 * two.store.lease + 0.1
+        assert len(two.face.shared.sessions) == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_who_stood_still_writes_nothing_as_holder(autojump_clock: Any) -> None:
@@ -735,6 +779,10 @@ async def test_a_stranger_finds_and_takes_nothing(autojump_clock: Any) -> None:
         eve = two.visit(visitor)
         eve.headers = {"authorization": "eve"}
         assert (await (await eve.call("echo", text="hi")).done()).status == 404
+        ended = await (await visitor.call("fast", token=1, count=2)).done()
+        first = ended.now()[0].id
+        assert (await (await eve.listen(first)).done()).status == 404
+        assert (await (await two.visit(visitor).listen(first)).done()).messages == ended.messages
         one.die()
         assert (await (await eve.call("echo", text="hi")).done()).status == 404
         assert one.hub.sessions[visitor.session or ""].fence == 1

@@ -1,4 +1,4 @@
-"""Handlers of requests to a session that this process holds, and that another one can take over; replies to others."""
+"""Handlers of requests to sessions that this process holds and another one can take over; replies to others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import attrs
 import trio
 
 from trimcp.channel import Outgoing
+from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
+from trimcp.store.events import event_id, parse_event_id
 from trimcp.store.letters import PostBox
+from trimcp.store.shared import KeptSession, SharedStore
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
 from trimcp.transports.http.endpoint.routing import PostPlan, id_of
 from trimcp.transports.http.interfaces import (
@@ -24,8 +27,8 @@ from trimcp.transports.http.interfaces import (
     Upgrade,
     refusal,
 )
-from trimcp.transports.http.state.held import GatedReply, HeldSession
-from trimcp.transports.http.state.streams import EventStream
+from trimcp.transports.http.state.held import GatedReply, HeldSession, principal_of, read_state
+from trimcp.transports.http.state.streams import SSE_HEADERS, EventStream
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, ERRORS, OVERLOADED
 from trimcp.wire.jsonrpc import JSON, Batch, ErrorResponse, Message, Notification, Request, RequestId, Response, parse
 
@@ -203,6 +206,27 @@ def read_head(said: Mapping[str, Any]) -> Head:
     head = Head(**{name: said[name] for name in _PARTS}, headers=said["headers"])
     head.principal = None if facts is None else Principal(**facts)
     return head
+
+
+async def rest_of(store: SharedStore, kept: KeptSession, head: Head, last: str) -> HttpResponse | None:
+    """Return what follows an event in a stream that has ended; None if only the session's holder can.
+
+    The holder may have been killed a moment ago, after it ended the calls of another one that was: who waited for that
+    one does not wait for a second lease.
+    """
+    found = parse_event_id(last)
+    try:
+        state = read_state(kept.data)
+    except ValueError:  # of a later release
+        return None
+    if found is None or principal_of(state) != head.principal:
+        return None
+    stream, seq = found
+    if stream == state["listening"] or any(stream == number for number, _ in state["calls"]):
+        return None
+    events = await store.after(head.headers["mcp-session-id"], stream, seq)
+    body = b"".join([encode_event(data, id=event_id(stream, number)) for number, data in events])
+    return HttpResponse(200, (*SSE_HEADERS, *head.reply_headers), body) if events else None
 
 
 def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:

@@ -18,7 +18,6 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.principal import Principal
 from trimcp.store.keeping import SharedCounts
 from trimcp.store.letters import PostBox
 from trimcp.store.shared import KeptSession, Letter, SharedStore, Write
@@ -35,6 +34,7 @@ from trimcp.transports.http.endpoint.shared_exchange import (
     is_said_once,
     later,
     read_head,
+    rest_of,
     unread,
     written,
 )
@@ -47,7 +47,7 @@ from trimcp.transports.http.interfaces import (
     HttpResponse,
     refusal,
 )
-from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, read_state
+from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, principal_of, read_state
 from trimcp.transports.http.state.sessions import HttpSession, Shared
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import Request, parse
@@ -214,9 +214,12 @@ class Forwarded(Handler):
             self._begin(self._reply)
 
     def fail(self) -> None:
-        """End the request with an error, because the holder is gone, or is told no more."""
+        """End the request with an error, because the holder is gone, or is told no more; ask the next one for a GET."""
         reply = self._reply
         if reply is None or self._resting:
+            return
+        if self.head.method == "GET" and not (self.begun or self.sharing.shared.draining):
+            self.sharing.ask_again(self)  # that does nothing twice
             return
         self._reply = None
         self.sharing.forget(self)
@@ -384,8 +387,9 @@ class SessionSharing:
                 await self._leased.wait()
         if not self.has_lease:
             return Forwarded(self, head, "")
+        resumed = head.headers.get("last-event-id") if head.method == "GET" else None
         known = self._holders.get(id)  # who has lost it says so, and its letters are refused if it ended
-        if known is not None:
+        if known is not None and not resumed:
             return self.forward(head, known)
         try:
             for _ in range(_ATTEMPTS):
@@ -393,6 +397,8 @@ class SessionSharing:
                 if kept is None:
                     return None
                 if kept.holder != self.store.name and not kept.gone:
+                    if resumed and (rest := await rest_of(self.store, kept, head, resumed)) is not None:
+                        return rest
                     self._holders[id] = kept.holder
                     if len(self._holders) > _MOST_HOLDERS:
                         del self._holders[next(iter(self._holders))]
@@ -413,8 +419,7 @@ class SessionSharing:
             if self.shared.sessions.has(id):
                 return True
             state = read_state(kept.data)
-            facts = state["principal"]
-            principal = None if facts is None else Principal(**facts)
+            principal = principal_of(state)
             if principal != head.principal:
                 return True  # and it is not found
             owner = str(state["owner"])
@@ -504,9 +509,10 @@ class SessionSharing:
 
     def _move(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (asked := self._asked_of(sender, said)) is not None:
-            self._ask_again(asked)
+            self.ask_again(asked)
 
-    def _ask_again(self, asked: Forwarded) -> None:
+    def ask_again(self, asked: Forwarded) -> None:
+        """Hand a request to whoever has its session now."""
         self.forget(asked)
         self.nursery.start_soon(asked.again)
 
@@ -540,7 +546,7 @@ class SessionSharing:
         if isinstance(write, Letter):
             for asked in list(self._asked.values()):
                 if asked.letter == write and asked.holder == write.to:
-                    self._ask_again(asked)
+                    self.ask_again(asked)
                     return
             if write.to is None:
                 self._untold = True

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.budget import MemoryCharge
+from trimcp.principal import Principal
 from trimcp.store.keeping import SessionKeeper
 from trimcp.store.shared import KeptSession, SaveSession
 from trimcp.store.writing import Rows, StoredEvents, WriteQueue
@@ -208,6 +209,12 @@ def read_state(data: bytes) -> Any:
     if type(state) is not dict or state.get("form") != _FORM:
         raise ValueError("a session of a form that this release does not know")
     return state
+
+
+def principal_of(state: Any) -> Principal | None:
+    """Return whose a session is, by its state."""
+    facts = state["principal"]
+    return None if facts is None else Principal(**facts)
 
 
 @attrs.define(eq=False)
