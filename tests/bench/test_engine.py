@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +38,11 @@ async def measured(
     found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.requests))
     opener = fake_opener(serve, [] if channels is None else channels)
     run = Measurement(
-        load, multiplexed(opener), trio.Event() if stop is None else stop, None if ticks is None else ticks.append, tick
+        load,
+        partial(multiplexed, opener),
+        trio.Event() if stop is None else stop,
+        None if ticks is None else ticks.append,
+        tick,
     )
     await run.run()
     return run.report("a function", found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -29,7 +30,9 @@ async def run_for(
             nursery.start_soon(load.supply.pace)
         async with trio.open_nursery() as sessions:
             for _ in range(load.plan.sessions):
-                await sessions.start(run_session, load, multiplexed(fake_opener(serve, channels, greets=greets)))
+                await sessions.start(
+                    run_session, load, partial(multiplexed, fake_opener(serve, channels, greets=greets))
+                )
             load.supply.allow(math.inf if load.plan.count is None else load.plan.count)
             await trio.sleep(seconds)
             load.supply.close(trio.current_time())
@@ -222,7 +225,7 @@ async def test_no_connection_at_all_is_an_error_each_time(autojump_clock: object
         yield
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(run_session, load, multiplexed(refused))
+        await nursery.start(run_session, load, partial(multiplexed, refused))
     assert errors(load) == {"no connection": 3}
     assert load.tally.errors["no connection"].example == "nobody listens"
 
@@ -232,7 +235,9 @@ async def test_what_is_overdue_in_the_end_had_no_answer(autojump_clock: object) 
     channels: list[FakeChannel] = []
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_session, load, multiplexed(fake_opener(lambda message, channel: None, channels)))
+            await nursery.start(
+                run_session, load, partial(multiplexed, fake_opener(lambda message, channel: None, channels))
+            )
             load.supply.allow(math.inf)
             await trio.sleep(1.0)
             load.supply.close(trio.current_time())
@@ -248,7 +253,9 @@ async def test_being_cancelled_is_nobodys_fault(autojump_clock: object) -> None:
     channels: list[FakeChannel] = []
     with trio.move_on_after(1.0):
         async with trio.open_nursery() as nursery:
-            await nursery.start(run_session, load, multiplexed(fake_opener(lambda message, channel: None, channels)))
+            await nursery.start(
+                run_session, load, partial(multiplexed, fake_opener(lambda message, channel: None, channels))
+            )
             load.supply.allow(math.inf)
             await trio.sleep_forever()
     assert errors(load) == {}
@@ -275,7 +282,7 @@ async def test_the_load_answers_what_a_legacy_server_asks(autojump_clock: object
 
     sent: list[dict[str, Any]] = []
     async with trio.open_nursery() as nursery:
-        await nursery.start(run_session, load, multiplexed(opened))
+        await nursery.start(run_session, load, partial(multiplexed, opened))
         load.supply.allow(1)
         await trio.sleep(1.0)
         load.supply.close(trio.current_time())

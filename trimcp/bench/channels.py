@@ -16,7 +16,7 @@ import orjson
 import trio
 
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
-from trimcp.bench.mux import LoadCaller, LoadChannel, Opener, Writer
+from trimcp.bench.mux import LoadCaller, LoadChannel, Writer
 from trimcp.bench.replicas import named_by_headers
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
@@ -24,6 +24,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.frames import text_frame
 from trimcp.framing.gathering import Gathered
+from trimcp.framing.lines import encode_lines
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.client.h1 import whole_request
@@ -48,8 +49,7 @@ class LineChannel:
     _tally: Tally
     _max_message: int
     _child: ChildChannel | None = None
-    _pieces: list[bytes] = attrs.field(init=False, factory=list)
-    _held: int = attrs.field(init=False, default=0)
+    _rest: Gathered = attrs.field(init=False, factory=Gathered)  # an incomplete line
     _writer: Writer = attrs.field(init=False)
     _receive: Callable[[int], Awaitable[bytes | bytearray]] = attrs.field(init=False)
     _why: str | None = attrs.field(init=False, default=None)
@@ -62,39 +62,30 @@ class LineChannel:
         self._receive = receiver.receive_later if isinstance(receiver, FdReceiver) else receiver.receive_some
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Write without waiting what the pipe takes; see `LoadChannel.send`."""
-        self._writer.write(b"\n".join((*messages, b"")))
+        self._writer.write(encode_lines(messages))
 
     async def run(self) -> None:
-        """Write what the pipe did not take; see `LoadChannel.run`."""
         await self._writer.run()
 
     async def receive(self) -> Sequence[bytes]:
-        """Return the lines that one read completes; see `LoadChannel.receive`."""
         chunk = bytes(await self._receive(READ_SIZE))
         if not chunk:
             raise trio.EndOfChannel("the server closed its output")
         self._tally.bytes_in += len(chunk)
         lines = chunk.split(b"\n")
-        if self._pieces:
-            # Joined only once: a message of megabytes arrives in many pieces.
-            self._pieces.append(lines[0])
+        if self._rest.size:
+            self._rest.add(lines[0])
             if len(lines) == 1:
-                self._held += len(chunk)
-                if self._held > self._max_message:
+                if self._rest.size > self._max_message:
                     self._why = f"the server sent a message larger than {self._max_message:,} bytes"
                     raise trio.BrokenResourceError(self._why)
                 return ()
-            lines[0] = b"".join(self._pieces)
-            self._pieces.clear()
-        rest = lines.pop()
-        if rest:
-            self._pieces.append(rest)
-            self._held = len(rest)
+            lines[0] = self._rest.take()
+        if rest := lines.pop():
+            self._rest.add(rest)
         return [line for line in lines if line and not line.isspace()]
 
     async def close_reason(self) -> str:
-        """Return how the connection ended; see `LoadChannel.close_reason`."""
         if self._why is not None:
             return self._why
         if self._child is None:
@@ -105,17 +96,13 @@ class LineChannel:
         return self._child.close_reason()
 
 
-def stdio_opener(server: StdioServer) -> Opener:
-    """Return an opener that starts a new server process for each session."""
-
-    @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
-        async with server.connect() as child:
-            load.pids.add(child.process.pid)
-            receiver, sender = child.streams
-            yield LineChannel(receiver, sender, load.tally, CLIENT_MAX_MESSAGE, child)
-
-    return opened
+@asynccontextmanager
+async def open_process(server: StdioServer, load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+    """Start a new server process."""
+    async with server.connect() as child:
+        load.pids.add(child.process.pid)
+        receiver, sender = child.streams
+        yield LineChannel(receiver, sender, load.tally, CLIENT_MAX_MESSAGE, child)
 
 
 # WebSocket
@@ -235,22 +222,18 @@ class _FrameChannel:
         return self._reader.fault or "the server closed the connection"
 
 
-def websocket_opener(server: WebSocketServer) -> Opener:
-    """Return an opener that opens a new connection for each session."""
-
-    @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
-        context = load.ssl_context or server.ssl_context
-        stream, early = await attrs.evolve(server, timeout=load.plan.opening, ssl_context=context).open()
-        wire = wire_over(stream)
-        try:
-            yield _FrameChannel(wire, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
-            with suppress(trio.BrokenResourceError):
-                wire.try_write(_CLOSE_FRAME)  # if possible without waiting
-        finally:
-            await wire.close()
-
-    return opened
+@asynccontextmanager
+async def open_frames(server: WebSocketServer, load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+    """Open a new WebSocket."""
+    context = load.ssl_context or server.ssl_context
+    stream, early = await attrs.evolve(server, timeout=load.plan.opening, ssl_context=context).open()
+    wire = wire_over(stream)
+    try:
+        yield _FrameChannel(wire, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
+        with suppress(trio.BrokenResourceError):
+            wire.try_write(_CLOSE_FRAME)  # if possible without waiting
+    finally:
+        await wire.close()
 
 
 # HTTP+SSE (2024-11-05): one stream carries the responses of all POSTs
@@ -259,19 +242,15 @@ _LISTEN: Final = {"accept": "text/event-stream"}
 _SEND: Final = {"content-type": "application/json"}
 
 
-def events_opener(site: LoadSite) -> Opener:
-    """Return an opener that opens a new stream for each session."""
-
-    @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
-        channel = _EventChannel(load, caller, site)
-        try:
-            await channel.open()
-            yield channel
-        finally:
-            await channel.close()
-
-    return opened
+@asynccontextmanager
+async def open_events(site: LoadSite, load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+    """Open a new stream of events."""
+    channel = _EventChannel(load, caller, site)
+    try:
+        await channel.open()
+        yield channel
+    finally:
+        await channel.stream.close()
 
 
 @attrs.define(eq=False)
@@ -281,7 +260,7 @@ class _EventChannel:
     _load: Load
     _caller: LoadCaller
     _site: LoadSite
-    _stream: LoadConnection = attrs.field(init=False)
+    stream: LoadConnection = attrs.field(init=False)
     _decoder: EventDecoder = attrs.field(init=False, factory=lambda: EventDecoder(CLIENT_MAX_MESSAGE))
     _head: bytes = attrs.field(init=False, default=b"")
     _arrived: list[Event] = attrs.field(init=False, factory=list)
@@ -293,18 +272,15 @@ class _EventChannel:
     _why: str = attrs.field(init=False, default="the server ended its event stream")
 
     def __attrs_post_init__(self) -> None:
-        self._stream = LoadConnection(self._site, self._load)
+        self.stream = LoadConnection(self._site, self._load)
         self._outgoing, self._posts = trio.open_memory_channel[bytes](math.inf)
 
     # The stream
 
     async def open(self) -> None:
-        """Open the stream and wait for its first event, the endpoint for POSTs.
-
-        Raises ConnectionLost: no endpoint was received; the text has the reason.
-        """
+        """Open the stream and wait for its first event, the endpoint for POSTs. Raises ConnectionLost."""
         patience = self._load.plan.opening
-        stream = self._stream
+        stream = self.stream
         try:
             with trio.fail_after(patience):
                 await stream.request(whole_request(self._site.head("GET", _LISTEN), None))
@@ -327,12 +303,11 @@ class _EventChannel:
         self._head = self._site.head("POST", _SEND, url=target)
 
     async def receive(self) -> Sequence[bytes]:
-        """Return the messages received over the stream; see `LoadChannel.receive`."""
         try:
             if not self._arrived:
-                if self._stream.reply.complete:
+                if self.stream.reply.complete:
                     raise trio.EndOfChannel(self._why)
-                self._arrived += events_in(await self._stream.more(), self._decoder)
+                self._arrived += events_in(await self.stream.more(), self._decoder)
         except UnreadableReply as error:
             self._why = str(error)
             raise trio.BrokenResourceError(self._why) from None
@@ -340,13 +315,11 @@ class _EventChannel:
         return [event.data for event in arrived if event.data]
 
     async def close_reason(self) -> str:
-        """Return how the connection ended; see `LoadChannel.close_reason`."""
         return self._why
 
     # Sending
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Queue the messages, each for the next free connection; see `LoadChannel.send`."""
         for message in messages:
             if not self._posts.statistics().tasks_waiting_receive and self._senders <= self._load.plan.places:
                 self._add_sender()
@@ -358,7 +331,6 @@ class _EventChannel:
             self._nursery.start_soon(self._post_all)
 
     async def run(self) -> None:
-        """Run the nursery of the tasks that POST; see `LoadChannel.run`."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._add_sender()
@@ -382,7 +354,3 @@ class _EventChannel:
             await connection.close()
             kind, why = "connection lost", str(error)
         self._caller.fail(orjson.loads(message).get("id"), kind, why, trio.current_time())
-
-    async def close(self) -> None:
-        """Close the stream."""
-        await self._stream.close()

@@ -6,6 +6,7 @@ import math
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -15,7 +16,7 @@ from trimcp.bench.cost import Cutter, ProcessTree, environment
 from trimcp.bench.discovery import Found, Target, as_planned, discover, name_of
 from trimcp.bench.mux import multiplexed
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import COUNTED, Generator, Report, Snapshot, WireName
+from trimcp.bench.report import Counts, Generator, Report, Snapshot, WireName
 from trimcp.bench.sessions import SessionOpener, run_session
 from trimcp.bench.stages import Stages
 from trimcp.bench.supply import Load, Seat, Supply
@@ -94,17 +95,17 @@ def _session_opener(target: Target, transport: WireName, load: Load) -> SessionO
     from trimcp.bench import channels
 
     if isinstance(target, StdioServer):
-        return multiplexed(channels.stdio_opener(target))
+        return partial(multiplexed, partial(channels.open_process, target))
     if transport == "websocket":
-        return multiplexed(channels.websocket_opener(cast("WebSocketServer", target)))
+        return partial(multiplexed, partial(channels.open_frames, cast("WebSocketServer", target)))
     from trimcp.bench.connection import LoadSite
 
     site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
-        return multiplexed(channels.events_opener(site))
-    from trimcp.bench.http import http_opener
+        return partial(multiplexed, partial(channels.open_events, site))
+    from trimcp.bench.http import open_http
 
-    return http_opener(site)
+    return partial(open_http, site)
 
 
 @attrs.define(eq=False)
@@ -306,17 +307,13 @@ class Measurement:
             server_version=found.version,
             plan=load.plan,
             seconds=seconds,
-            **{name: getattr(tally, name) for name in COUNTED},
-            errors=dict(tally.errors),
+            **Counts.added([tally]),
             bytes_in=tally.moved[0],
             bytes_out=tally.moved[1],
-            latency=tally.latency,
             over_time=tally.over_time,
             cost=None if cutter is None else cutter.cost,
             generator=Generator(0.0 if cutter is None else cutter.own_cpu, seconds, tally.answers),
             interrupted=self._interrupted,
-            requests=tally.requests,
-            replicas=tally.replicas,
             slices=tally.slices,
             environment=self._environment,
         )

@@ -21,7 +21,7 @@ from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.plan import cancellation
 from trimcp.bench.replicas import named_by_headers, named_by_message
-from trimcp.bench.sessions import LoadPlaces, SessionOpener
+from trimcp.bench.sessions import LoadPlaces
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
@@ -37,19 +37,15 @@ _CLOSE_TIME: Final = 1.0  # seconds for the DELETE that ends the session
 _MOST_NOTICES: Final = 1_000
 
 
-def http_opener(site: LoadSite) -> SessionOpener:
-    """Return an opener of sessions over Streamable HTTP."""
-
-    @asynccontextmanager
-    async def opened(load: Load, seat: Seat) -> AsyncIterator[_LoadSession]:
-        session = _LoadSession(load, site, LoadPlaces(load, seat))
-        await session.open()
-        try:
-            yield session
-        finally:
-            await session.close()
-
-    return opened
+@asynccontextmanager
+async def open_http(site: LoadSite, load: Load, seat: Seat) -> AsyncIterator[_LoadSession]:
+    """Open a session over Streamable HTTP."""
+    session = _LoadSession(load, site, LoadPlaces(load, seat))
+    await session.open()
+    try:
+        yield session
+    finally:
+        await session.close()
 
 
 @attrs.define(eq=False)
@@ -100,10 +96,7 @@ class _LoadSession:
             raise ConnectionLost(str(error)) from None
 
     async def renew(self, head: bytes) -> None:
-        """Initialize again, once for all calls that were told for this `head` that the session does not exist.
-
-        Raises McpError: it failed, or was done too often.
-        """
+        """Initialize again, once for all calls that were told for this `head` that there is no session; or McpError."""
         async with self._turn:
             if head != self.head:
                 return

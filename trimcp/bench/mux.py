@@ -18,7 +18,6 @@ import trio
 
 from trimcp.bench.plan import cancellation
 from trimcp.bench.replicas import UNTOLD, named_by_message
-from trimcp.bench.sessions import SessionOpener
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat, Supply
 from trimcp.bench.tally import Tally
 from trimcp.wire.codes import METHOD_NOT_FOUND
@@ -277,16 +276,12 @@ Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Loa
 """Opens a connection, within `Plan.opening`. Raises McpError if it cannot; leaving the block closes it."""
 
 
-def multiplexed(connect: Opener) -> SessionOpener:
-    """Return an opener of sessions whose calls share one connection each."""
-
-    @asynccontextmanager
-    async def opened(load: Load, seat: Seat) -> AsyncIterator[_Conversation]:
-        caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat)
-        async with connect(load, caller) as channel:
-            yield _Conversation(load, caller, channel)
-
-    return opened
+@asynccontextmanager
+async def multiplexed(connect: Opener, load: Load, seat: Seat) -> AsyncIterator[_Conversation]:
+    """Open a session whose calls share one connection."""
+    caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat)
+    async with connect(load, caller) as channel:
+        yield _Conversation(load, caller, channel)
 
 
 @attrs.define(eq=False)

@@ -153,8 +153,7 @@ WireName = Literal["stdio", "http", "sse", "websocket", "grpc", "agents_http", "
 _BUSY: Final = 0.8
 _ENOUGH: Final = 10  # sequential calls: from here on those cut off at beginning and end hardly affect the rate
 _MILLI: Final = 1e3
-COUNTED: Final = ("calls", "after", "parts", "cancelled", "timed_out", "late", "uncut", "progress")
-"""The attributes that are counts, which add up over generators."""
+_ADDED: Final = ("calls", "after", "parts", "cancelled", "timed_out", "late", "uncut", "progress")
 _PLAIN: Final = (
     *("target", "transport", "revision", "reply", "seconds", "calls", "after", "per_second", "rough"),
     *("bytes_in", "bytes_out", "cancelled", "timed_out", "late", "interrupted"),
@@ -190,6 +189,38 @@ class Replica:
         """Add what another measurement counted of it."""
         self.times.merge(other.times)
         self.errors += other.errors
+
+
+@attrs.define(eq=False, kw_only=True)
+class Counts:
+    """What calls came to, while a measurement runs and in its report."""
+
+    calls: int = 0  # calls answered rightly in its time
+    after: int = 0  # calls answered rightly after it
+    parts: float = 0.0  # the sum over all these calls of the share of each call's time that lies in that
+    errors: dict[str, Failures] = attrs.field(factory=dict)  # by kind, a short text such as "wrong text"
+    cancelled: int = 0  # calls cancelled midway as planned
+    timed_out: int = 0  # calls abandoned because the response did not arrive in time
+    late: int = 0  # calls of an open loop that began more than 10 ms after they should have, or not at all
+    uncut: int = 0  # calls whose connection was to be cut, but that were answered before it could be
+    progress: int = 0  # progress notifications received
+    latency: Histogram = attrs.field(factory=Histogram, eq=False)  # the times of right answers
+    requests: dict[str, Histogram] = attrs.field(factory=dict, eq=False)  # the times by request
+    replicas: dict[str, Replica] = attrs.field(factory=dict)  # who answered, as `Plan.replica_by` says
+
+    @staticmethod
+    def added(some: Sequence[Counts]) -> dict[str, Any]:
+        """Return by name what all of them have counted together. No time of a call is lost."""
+        replicas: dict[str, Replica] = {}
+        for name, replica in (item for each in some for item in each.replicas.items()):
+            replicas.setdefault(name, Replica()).merge(replica)
+        return {
+            **{name: sum(getattr(each, name) for each in some) for name in _ADDED},
+            "errors": merged_failures(each.errors for each in some),
+            "latency": Histogram.merged(each.latency for each in some),
+            "requests": Histogram.merged_by_label(each.requests for each in some),
+            "replicas": replicas,
+        }
 
 
 @attrs.frozen
@@ -247,7 +278,7 @@ class Slice:
 
     start: float  # seconds from the beginning
     seconds: float
-    times: Mapping[str, Histogram] = attrs.field(eq=False)  # of right answers, by request
+    times: dict[str, Histogram] = attrs.field(eq=False)  # of right answers, by request
     errors: Mapping[str, int]  # failures, by kind
     cpu: float | None = None  # CPU seconds of the server
     rss: int | None = None  # bytes of the server's resident memory at its end
@@ -329,8 +360,8 @@ class Snapshot:
         return self.times.count / self.seconds
 
 
-@attrs.frozen
-class Report:
+@attrs.frozen(kw_only=True)
+class Report(Counts):
     """The results of a measurement.
 
     A response after `seconds` is checked like any other, and a failure counts. A right one is not in `calls` nor in any
@@ -349,26 +380,14 @@ class Report:
     server_version: str | None
     plan: Plan  # the settings of the measurement
     seconds: float  # how long calls were counted
-    calls: int  # calls answered rightly in that time
-    after: int  # calls answered rightly after it
-    parts: float  # the sum over all these calls of the share of each call's time that lies in `seconds`
     # `bytes_in`, `bytes_out`: bytes received and sent in that time, including HTTP heads and WebSocket frames, without
     # TLS
     bytes_in: int
     bytes_out: int
-    errors: Mapping[str, Failures]  # failed calls by kind; a kind is a short text, such as "wrong text"
-    cancelled: int  # calls cancelled midway as planned
-    timed_out: int  # calls abandoned because the response did not arrive in time
-    late: int  # calls of an open loop that began more than 10 ms after they should have, or not at all
-    latency: Histogram = attrs.field(eq=False)  # the times of right answers
     over_time: tuple[Second, ...]  # the results of each second
-    progress: int  # progress notifications received
     cost: Cost | None  # the resources of the server's processes; None if they cannot be read
     generator: Generator  # the resources of this process
-    uncut: int = 0  # calls whose connection was to be cut, but that were answered before it could be
     interrupted: bool = False  # whether it was ended early
-    requests: Mapping[str, Histogram] = attrs.field(factory=dict, eq=False)  # the times by request
-    replicas: Mapping[str, Replica] = attrs.field(factory=dict)  # who answered, as `Plan.replica_by` says
     slices: tuple[Slice, ...] = attrs.field(default=(), eq=False)  # what happened when
     environment: Mapping[str, Any] = attrs.field(factory=dict, eq=False)  # the machine of the generator, and when
 

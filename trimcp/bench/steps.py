@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -63,16 +64,15 @@ def step_opener(load: Load, target: Target) -> SessionOpener:
     auth = getattr(target, "auth", None)
     if auth is not None:
         target = attrs.evolve(cast(Any, target), auth=_CountedAuth(auth, load))
-    changes = _ChangeTurns()
+    return partial(_open, target, _ChangeTurns())
 
-    @asynccontextmanager
-    async def opened(load: Load, seat: Seat) -> AsyncIterator[_StepSession]:
-        async with AsyncExitStack() as stack:
-            session = _StepSession(load, changes, LoadPlaces(load, seat))
-            await session.open(stack, target)
-            yield session
 
-    return opened
+@asynccontextmanager
+async def _open(target: Target, changes: _ChangeTurns, load: Load, seat: Seat) -> AsyncIterator[_StepSession]:
+    async with AsyncExitStack() as stack:
+        session = _StepSession(load, changes, LoadPlaces(load, seat))
+        await session.open(stack, target)
+        yield session
 
 
 @attrs.define(eq=False)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.bench.report import Failures, Histogram, Replica, Second, Slice
+from trimcp.bench.report import Counts, Failures, Histogram, Replica, Second, Slice
 from trimcp.support.cleaning import one_line
 
 LATE: Final = 0.010
@@ -28,34 +28,20 @@ _SLICE: Final = 0.25
 
 
 @attrs.define(eq=False)
-class Tally:
-    """The counts of one measurement.
+class Tally(Counts):
+    """The counts of one measurement that runs.
 
     Right answers, cancellations and progress count from `begin` to `end`; failures always count, also in the warm-up.
 
     It has more than 20 fields because each is counted by itself while calls end.
     """
 
-    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `uncut`, `latency`, `requests`, `replicas`,
-    # `progress`: as in `Report`
-    calls: int = 0
     failed: int = 0  # the sum of `errors`
-    progress: int = 0
     answers: int = 0  # responses to calls between `begin` and `end`, right or wrong
-    cancelled: int = 0
-    timed_out: int = 0
-    late: int = 0
-    uncut: int = 0
     # `bytes_in`, `bytes_out`: bytes since `begin`
     bytes_in: int = 0
     bytes_out: int = 0
     moved: tuple[int, int] = (0, 0)  # what they were at the end
-    after: int = 0
-    parts: float = 0.0
-    errors: dict[str, Failures] = attrs.field(factory=dict)
-    latency: Histogram = attrs.field(factory=Histogram)
-    requests: dict[str, Histogram] = attrs.field(factory=dict)
-    replicas: dict[str, Replica] = attrs.field(factory=dict)
     mean: float = 0.0
     """The exponentially weighted mean of recent answer times, in seconds; 0 before the first."""
     began: float = math.inf

@@ -11,15 +11,17 @@ import json
 import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
 import trio
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import COUNTED, Cost, Generator, Histogram, Replica, Report, Second, Slice, merged_failures
+from trimcp.bench.report import Cost, Counts, Generator, Histogram, Report, Second, Slice
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.watch.admin import Lines
 
 _LONGEST: Final = 64 * 1024 * 1024  # bytes of a message: a report with its slices
 _SHORT: Final = 4096  # bytes of one before the other side has shown that it knows the secret
@@ -35,18 +37,21 @@ class SignedLink:
 
     _stream: trio.abc.Stream
     _secret: bytes = attrs.field(repr=False)
-    _buffer: bytearray = attrs.field(init=False, factory=bytearray)
+    _lines: Lines = attrs.field(init=False)
     _key: bytes = attrs.field(init=False, default=b"", repr=False)
     _role: bytes = attrs.field(init=False, default=b"")
     _sent: int = attrs.field(init=False, default=0)
     _received: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._lines = Lines(self._stream.receive_some, _SHORT)
 
     async def open(self, *, listening: bool) -> None:
         """Agree on a key. Raises ConnectionLost: the other side does not know the secret, or is gone."""
         own = secrets.token_hex(16)
         self._role = b"listen" if listening else b"join"
         await self._write(own.encode())
-        other = (await self._line(_SHORT)).decode(errors="replace")
+        other = (await self._line()).decode(errors="replace")
         both = (own + other) if listening else (other + own)
         self._key = hmac.digest(self._secret, both.encode(), "sha256")
         await self.send({"hello": 1})
@@ -61,7 +66,8 @@ class SignedLink:
 
     async def receive(self, most: int = _LONGEST) -> dict[str, Any]:
         """Return the next object. Raises ConnectionLost: there is none, or it is not from whom it should be."""
-        code, _, text = (await self._line(most)).partition(b" ")
+        self._lines.most = most
+        code, _, text = (await self._line()).partition(b" ")
         other = b"join" if self._role == b"listen" else b"listen"
         if not hmac.compare_digest(code, self._code(other, self._received, text)):
             raise ConnectionLost("the other side does not know the secret")
@@ -78,19 +84,12 @@ class SignedLink:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionLost("the connection was lost") from None
 
-    async def _line(self, most: int) -> bytes:
-        while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > most:
-                raise ConnectionLost("the other side sends too much")
-            try:
-                data = await self._stream.receive_some()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            if not data:
-                raise ConnectionLost("the connection was lost")
-            self._buffer += data
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
+    async def _line(self) -> bytes:
+        line = None
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            line = await self._lines.next()
+        if line is None:
+            raise ConnectionLost("the connection was lost")
         return line
 
 
@@ -130,28 +129,19 @@ def share(plan: Plan, number: int, size: int) -> Plan:
 
 
 def merged(reports: Sequence[Report], plan: Plan) -> Report:
-    """Return the sum of what generators measured at the same time. No time of a call is lost."""
+    """Return the sum of what generators measured at the same time."""
     first = reports[0]
-    replicas: dict[str, Replica] = {}
-    for name, replica in (item for each in reports for item in each.replicas.items()):
-        replicas.setdefault(name, Replica()).merge(replica)
     costs = [each.cost for each in reports if each.cost is not None]
     busiest = max(each.generator.busy for each in reports)
     replies = {each.reply for each in reports}
-
-    def total(name: str) -> Any:
-        return sum(getattr(each, name) for each in reports)
-
     return attrs.evolve(
         first,
-        **{name: total(name) for name in (*COUNTED, "bytes_in", "bytes_out")},
+        **Counts.added(reports),
+        bytes_in=sum(each.bytes_in for each in reports),
+        bytes_out=sum(each.bytes_out for each in reports),
         plan=plan,
         reply=first.reply if len(replies) == 1 else "mixed",
         seconds=max(each.seconds for each in reports),
-        errors=merged_failures(each.errors for each in reports),
-        latency=Histogram.merged(each.latency for each in reports),
-        requests=Histogram.merged_by_label(each.requests for each in reports),
-        replicas=replicas,
         slices=(slices := _beside([each.slices for each in reports])),
         over_time=_seconds([each.over_time for each in reports], slices),
         cost=Cost(sum(c.cpu_seconds for c in costs), sum(c.rss for c in costs), sum(c.peak_rss for c in costs))

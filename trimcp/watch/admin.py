@@ -145,7 +145,7 @@ def _who(sock: trio.socket.SocketType) -> str | None:
 class Lines:
     """The lines of what arrives in pieces, of at most so many bytes."""
 
-    receive: Callable[[], Awaitable[bytes]]  # returns b"" at the end
+    receive: Callable[[], Awaitable[bytes | bytearray]]  # returns b"" at the end
     most: int
     buffer: bytearray = attrs.field(init=False, factory=bytearray)
 
