@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -135,8 +136,7 @@ def _words(text: object) -> str:
 
 def _beside(sides: Sequence[Side]) -> Iterator[str]:
     columns = [_figures(side) for side in sides]
-    keys = [f'<span class="key" style="background:{colour}"></span>' for colour in _COLOURS]
-    heads = (f"{key}{_text(side.name)}" for side, key in zip(sides, keys, strict=False))
+    heads = (_key(colour, side.name) for side, colour in zip(sides, _COLOURS, strict=False))
     rows = (_cells(name, *(column[name] for column in columns)) for name in columns[0])
     yield _section("", rows, ("", *heads))
 
@@ -155,8 +155,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
             yield f"</table></div><details{' open' if kept < 8 else ''}><summary>{kept} kept</summary>"
             yield '<div class="scroll"><table>'
         mark = '<span class="well">kept</span>' if each.passed else '<span class="bad">BROKEN</span>'
-        name, found = (f'<td class="text">{_text(text)}</td>' for text in (each.name, each.text))
-        yield f"<tr>{name}<td>{mark}</td>{found}</tr>"
+        yield f"<tr>{_words(each.name)}<td>{mark}</td>{_words(each.text)}</tr>"
     yield "</table></div>" + ("</details>" if inside else "") + "</section>"
 
 
@@ -277,9 +276,7 @@ def _line(points: Iterable[Point], colour: str, *, dash: str = "") -> str:
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>'
 
 
-def _band(
-    upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]], colour: str, opacity: float
-) -> str:
+def _band(upper: Sequence[Point], lower: Sequence[Point], colour: str, opacity: float) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *reversed(lower)])
     return f'<polygon points="{path}" fill="{colour}" fill-opacity="{opacity}"/>'
 
@@ -320,8 +317,7 @@ def _histogram(sides: Sequence[Side]) -> str:
         parts += [_band(outline, ground, colour, 0.22), _line(outline, colour)]
     for histogram, colour in zip(whole, _COLOURS, strict=False):
         for percent in PERCENTILES:
-            value = histogram.percentile(percent)
-            if value is not None:
+            if (value := histogram.percentile(percent)) is not None:
                 at = f"{x.at(value):.1f}"
                 parts.append(
                     f'<path d="M{at} {y.begin}V{y.end}" stroke="{colour}" stroke-dasharray="4 3">'
@@ -359,11 +355,8 @@ def _middle(one: Slice) -> float:
 
 def _throughput(sides: Sequence[Side], slices: Sequence[Sequence[Slice]], time: _Axis) -> str:
     rates = [[(_middle(one), one.whole.count / one.seconds) for one in each] for each in slices]
-    totals: dict[str, int] = {}
-    for one in (one for each in slices for one in each):
-        for kind, count in one.errors.items():
-            totals[kind] = totals.get(kind, 0) + count
-    kinds = sorted(totals, key=lambda kind: -totals[kind])
+    totals = sum((Counter(one.errors) for each in slices for one in each), Counter[str]())
+    kinds = [kind for kind, _ in totals.most_common()]
     wrong = [sum(one.errors.values()) / one.seconds for each in slices for one in each]
     y = _upwards([*(rate for side in rates for _, rate in side), *wrong])
     parts = [_frame(time, y, "seconds since the start", "{:g}".format, _plain)]
@@ -401,7 +394,7 @@ def _plain(value: float) -> str:
 
 
 def _costs(sides: Sequence[Side], slices: Sequence[Sequence[Slice]], time: _Axis) -> Iterator[str]:
-    def course(of: Callable[[Slice], float | None]) -> list[list[tuple[float, float]]]:
+    def course(of: Callable[[Slice], float | None]) -> list[list[Point]]:
         every = [[(_middle(one), of(one)) for one in each] for each in slices]
         return [[(at, value) for at, value in side if value is not None] for side in every]
 

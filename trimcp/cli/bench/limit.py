@@ -10,7 +10,7 @@ import attrs
 from trimcp.bench.limit import LimitSearch, Trial
 from trimcp.bench.report import FORMAT, Report
 from trimcp.bench.requirements import Requirement
-from trimcp.cli.bench.table import headline, milliseconds, row, three, what_times_are
+from trimcp.cli.bench.table import headline, percentiles, row, three, what_times_are
 from trimcp.cli.text import Line, theirs
 
 START = 50.0
@@ -25,9 +25,9 @@ def limit_lines(search: LimitSearch, requirements: Sequence[Requirement]) -> Ite
     yield f"  required: {', '.join(each.text for each in requirements)}", "dim"
     yield "", ""
     for trial, report in sorted(zip(search.trials, reports, strict=True), key=lambda each: each[0].rate):
-        times = "  ".join(f"p{each} {milliseconds(report.latency.percentile(each))}" for each in (50, 99))
         said = "held" if trial.held else f"BROKE: {trial.why}"
-        text = f"{three(trial.rate):>10} a second  {times}  generator {100 * report.generator.busy:.0f} %  {said}"
+        text = f"{three(trial.rate):>10} a second  {percentiles(report.latency, 50, 99)}"
+        text += f"  generator {100 * report.generator.busy:.0f} %  {said}"
         yield f"  {theirs(text)} ({100 * trial.confidence:.0f} % sure)", "" if trial.held else "red"
     yield "", ""
     knee = search.knee()

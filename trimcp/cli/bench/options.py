@@ -158,10 +158,7 @@ def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
 
 
 def check_options(options: BenchOptions) -> None:
-    """Refuse options that would be ignored or contradict each other.
-
-    Raises Failure: there is such an option; the text says what to do.
-    """
+    """Refuse options that would be ignored or contradict each other."""
     ways = {"--tool": options.tool, "--method": options.method, "--script": options.script}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) > 1:
@@ -229,10 +226,7 @@ def needs_tools(options: BenchOptions) -> bool:
 
 
 def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
-    """Return the requests to send; `schema` is the tool's input schema, if known.
-
-    Raises Failure: there are none, or one is not valid; the text says what is.
-    """
+    """Return the requests to send; `schema` is the tool's input schema, if known."""
     if options.script is not None:
         return read_script(options.script)
     try:
@@ -251,7 +245,7 @@ def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tu
 
 
 def with_mix(plan: Plan, options: BenchOptions, schema: Mapping[str, Any] | None = None) -> Plan:
-    """Return the plan with its requests. Raises Failure as `mix_of`, and where they do not go with the plan."""
+    """Return the plan with its requests."""
     try:
         return attrs.evolve(plan, mix=mix_of(options, schema))
     except LocalError as error:
@@ -267,10 +261,7 @@ def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, A
 
 
 def read_script(file: str) -> tuple[MixEntry, ...]:
-    """Return the mix of requests that a file lists.
-
-    Raises Failure: it cannot be read, or an entry is wrong or missing; the text says which, and what would be right.
-    """
+    """Return the mix of requests that a file lists."""
     import tomllib  # only needed here
 
     path = Path(file)

@@ -58,10 +58,7 @@ _STYLE: Final[Any] = {
 
 
 def check_plot(file: str) -> None:
-    """Check before the measurement that a plot can be drawn.
-
-    Raises Failure: the format is unknown, the folder does not exist, or matplotlib is not installed.
-    """
+    """Check before the measurement that a plot can be drawn."""
     path = Path(file)
     if path.suffix.lower() not in _FORMATS:
         raise Failure(f"--plot draws {' or '.join(_FORMATS)} files; {file!r:.200} has another ending")
@@ -76,7 +73,7 @@ def check_plot(file: str) -> None:
 def draw(file: str, title: str, curves: Sequence[Side], note: str = "") -> None:
     """Write a plot of one or two servers to a file, whose ending says the format.
 
-    `note`: under which conditions, where the names of the curves do not say. Raises Failure: it cannot be written.
+    `note`: under which conditions, where the names of the curves do not say.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -16,10 +17,12 @@ import trio
 
 from trimcp.bench.discovery import Target, list_tools
 from trimcp.bench.engine import measure
+from trimcp.bench.limit import LimitSearch
 from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
+from trimcp.cli.bench import table
 from trimcp.cli.bench.html import page
 from trimcp.cli.bench.limit import START, find_limit, limit_json, limit_lines
 from trimcp.cli.bench.options import (
@@ -32,20 +35,6 @@ from trimcp.cli.bench.options import (
     with_mix,
 )
 from trimcp.cli.bench.plot import check_plot, draw
-from trimcp.cli.bench.table import (
-    MeasurementView,
-    Pair,
-    Side,
-    comparison_json,
-    describe_comparison,
-    describe_report,
-    headline,
-    setting,
-    sides_of,
-    three,
-    what,
-    write_result,
-)
 from trimcp.cli.bench.team import be_generator, measure_together, shared_secret
 from trimcp.cli.bench.verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.conversation import Stop, signals, trace_to
@@ -188,17 +177,23 @@ class _Bench:
 
     async def run(self) -> int:
         """Measure, show, and return the exit code."""
-        if self.options.find_limit:
-            return await self._find_limit()
         failure: Failure | None = None
-        view = MeasurementView(self.screen, self.plan.duration)
+        search: LimitSearch | None = None
+        view = table.MeasurementView(self.screen, self.plan.duration)
         with signals(self.screen) as stop:
             try:
-                await self._measure_all(stop, view)
+                plan = await self._planned(stop)
+                if plan is not None and self.options.find_limit:
+                    at = partial(self._measure_at, plan, stop, view)
+                    search = await find_limit(at, self.requirements, plan.rate or START)
+                elif plan is not None:
+                    await self._measure_all(plan, stop, view)
             except McpError as error:
                 failure = _failure(error, self._current.target)
             finally:
                 view.end()
+        if self.options.find_limit and failure is None:
+            return self._show_limit(search, stop)
         reports = [report for server in self.servers for report in server.reports]
         measured = any(
             report.latency.count or report.failures or report.cancelled or report.timed_out for report in reports
@@ -211,10 +206,10 @@ class _Bench:
             show_results(self.screen, self.options, [server.reports for server in self.servers], judgement)
             if self.options.html is not None:
                 checks = () if judgement is None or len(judgement.checks) == 1 else judgement.checks
-                sides = sides_of(server.reports for server in self.servers)
+                sides = table.sides_of(server.reports for server in self.servers)
                 if self.baseline:
-                    sides = [Side("now", self.servers[0].reports), Side("before", self.baseline)]
-                write_result(self.options.html, page(sides, self.command, checks))
+                    sides = [table.Side("now", self.servers[0].reports), table.Side("before", self.baseline)]
+                table.write_result(self.options.html, page(sides, self.command, checks))
         if stop.signal is not None:
             if measured:
                 return stop.exit_code
@@ -225,27 +220,13 @@ class _Bench:
             return judgement.exit_code
         return 0 if reports and all(report.right for report in reports) else _WRONG
 
-    async def _find_limit(self) -> int:
-        """Measure at rising rates, show what held, and return the exit code."""
-        search = None
-        view = MeasurementView(self.screen, self.plan.duration)
-        (server,) = self.servers
-        with signals(self.screen) as stop:
-            try:
-                plan = await self._planned(stop)
+    async def _measure_at(self, plan: Plan, stop: Stop, view: table.MeasurementView, rate: float) -> Report:
+        server = self._current
+        view.begin(f"{table.what(plan)} of {server.name} at {table.three(rate)} a second")
+        return await self._measure_one(server, attrs.evolve(plan, rate=rate), stop, view)
 
-                async def measure_at(rate: float) -> Report:
-                    assert plan is not None
-                    view.begin(f"{what(plan)} of {server.name} at {three(rate)} a second")
-                    step = attrs.evolve(plan, rate=rate)
-                    return await self._measure_one(server, step, stop, view)
-
-                if plan is not None:
-                    search = await find_limit(measure_at, self.requirements, plan.rate or START)
-            except McpError as error:
-                raise _failure(error, server.target) from None
-            finally:
-                view.end()
+    def _show_limit(self, search: LimitSearch | None, stop: Stop) -> int:
+        """Show what held, and return the exit code."""
         if search is not None and search.trials:
             for text, style in limit_lines(search, self.requirements):
                 (self.screen.complain if self.options.json else self.screen.show)(text, style)
@@ -255,7 +236,9 @@ class _Bench:
             return stop.exit_code
         return BROKEN if search is None or search.knee().rate is None else 0
 
-    async def _measure_one(self, server: _MeasuredServer, plan: Plan, stop: Stop, view: MeasurementView) -> Report:
+    async def _measure_one(
+        self, server: _MeasuredServer, plan: Plan, stop: Stop, view: table.MeasurementView
+    ) -> Report:
         """Measure, in this process or in several."""
         options = self.options
         if options.processes == 1 and options.listen is None:
@@ -271,10 +254,7 @@ class _Bench:
         schema = await self._ask_for_schema(stop)
         return None if stop.signal is not None else with_mix(self.plan, self.options, schema)
 
-    async def _measure_all(self, stop: Stop, view: MeasurementView) -> None:
-        plan = await self._planned(stop)
-        if plan is None:
-            return
+    async def _measure_all(self, plan: Plan, stop: Stop, view: table.MeasurementView) -> None:
         for report in self.baseline:
             try:
                 check_same_load(report.plan, plan)
@@ -286,7 +266,7 @@ class _Bench:
             # The order alternates, so that neither always runs right after the other.
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
                 self._current = server
-                title = f"{what(plan)} of {server.name}"
+                title = f"{table.what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
                 report = await self._measure_one(server, its_plan, stop, view)
                 server.reports.append(report)
@@ -328,30 +308,30 @@ def show_results(
 
     Raises Failure: a file cannot be written; everything else was done before.
     """
-    pairs: list[Pair] = []
+    pairs: list[table.Pair] = []
     if len(done) > 1:
         whole = zip(done[0], done[1], strict=False)
         pairs = [(first, second) for first, second in whole if not (first.interrupted or second.interrupted)]
     reports = [report for rounds in done for report in rounds]
     if not (options.quiet and options.json):
         write = screen.complain if options.json else screen.show
-        tables = [describe_comparison(pairs)] if pairs else list(map(describe_report, reports))
+        tables = [table.describe_comparison(pairs)] if pairs else list(map(table.describe_report, reports))
         if judgement is not None:
             tables.append(judgement.lines())
-        for text, style in (line for table in tables for line in table):
+        for text, style in (line for each in tables for line in each):
             write(text, style)
     if judgement is not None and options.github:
-        for text in github_lines(f"trimcp bench: {headline(reports[0])}", judgement):
+        for text in github_lines(f"trimcp bench: {table.headline(reports[0])}", judgement):
             (screen.complain if options.json else screen.show)(text)
     try:
         if options.json or options.save is not None:
             paired = {id(report) for pair in pairs for report in pair}
             unpaired = [report for report in reports if id(report) not in paired]
-            value = reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired)
+            value = reports[0].to_json() if len(done) == 1 else table.comparison_json(pairs, unpaired)
             checks = {} if judgement is None else {"checks": judgement.to_json()}
             _write_json(options, {**value, **checks})
         if judgement is not None and options.junit is not None:
-            write_junit(options.junit, headline(reports[0]), reports[0], judgement)
+            write_junit(options.junit, table.headline(reports[0]), reports[0], judgement)
     finally:
         if options.plot is not None:
             _draw(options.plot, reports[0], pairs)
@@ -362,19 +342,20 @@ def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
     if options.json:
         click.echo(text)  # ASCII only
     if options.save is not None:
-        write_result(options.save, text + "\n")
+        table.write_result(options.save, text + "\n")
 
 
-def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
+def _draw(file: str, first: Report, pairs: Sequence[table.Pair]) -> None:
+    setting = table.setting(first)
     if not pairs:
         wrong = f", {first.failures:,} errors" if first.failures else ""
-        summary = f"{_answered([first])}{wrong}; {setting(first)}"
-        draw(file, headline(first), [Side(summary, [first])])
+        draw(file, table.headline(first), [table.Side(f"{_answered([first])}{wrong}; {setting}", [first])])
         return
-    sides = [Side(f"{each.name}: {_answered(each.rounds)}", each.rounds) for each in sides_of(zip(*pairs, strict=True))]
-    draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", sides, setting(first))
+    known = table.sides_of(zip(*pairs, strict=True))
+    sides = [table.Side(f"{each.name}: {_answered(each.rounds)}", each.rounds) for each in known]
+    draw(file, f"{table.what(first.plan)} · two servers in {len(pairs)} rounds", sides, setting)
 
 
 def _answered(rounds: Sequence[Report]) -> str:
     roughly = "roughly " if any(report.rough for report in rounds) else ""
-    return f"{roughly}{three(median(report.per_second for report in rounds))} calls answered per second"
+    return f"{roughly}{table.three(median(report.per_second for report in rounds))} calls answered per second"

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import FORMAT, Failures, Replica, Report, Slice, Snapshot, merged_failures
+from trimcp.bench.report import FORMAT, Failures, Histogram, Replica, Report, Slice, Snapshot, merged_failures
 from trimcp.cli.exits import Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import Line, count_of, theirs
@@ -167,8 +167,7 @@ def _latencies(report: Report) -> Iterator[Line]:
     yield row("", what_times_are(report.plan)), "dim"
     if len(report.requests) > 1:
         for label, times in sorted(report.requests.items())[:_REQUESTS]:
-            counted = f"{theirs(label, 40)}: {times.count:,}"
-            yield row("", "  ".join([counted, *(f"p{p} {milliseconds(times.percentile(p))}" for p in (50, 99))])), ""
+            yield row("", f"{theirs(label, 40)}: {times.count:,}  {percentiles(times, 50, 99)}"), ""
 
 
 def by_replica(report: Report) -> Iterator[tuple[str, float, Replica]]:
@@ -180,8 +179,8 @@ def by_replica(report: Report) -> Iterator[tuple[str, float, Replica]]:
 
 def _replicas(report: Report) -> Iterator[Line]:
     for number, (name, share, each) in enumerate(itertools.islice(by_replica(report), _REQUESTS)):
-        times = "  ".join(f"p{p} {milliseconds(each.times.percentile(p))}" for p in (50, 99))
-        counted = f"{theirs(name, 40)}: {each.times.count:,} right, {100 * share:.0f} %  {times}"
+        counted = f"{theirs(name, 40)}: {each.times.count:,} right, {100 * share:.0f} %"
+        counted += f"  {percentiles(each.times, 50, 99)}"
         wrong = f"  {count_of(each.errors, 'error')}" if each.errors else ""
         yield row("" if number else "replicas", counted + wrong), "red" if wrong else ""
 
@@ -233,6 +232,11 @@ def milliseconds(seconds: float | None) -> str:
         if seconds * factor < 999.5:
             return f"{three(seconds * factor)} {unit}"
     return f"{three(seconds)} s"
+
+
+def percentiles(times: Histogram, *percents: float) -> str:
+    """Return percentiles of times with their names."""
+    return "  ".join(f"p{each:g} {milliseconds(times.percentile(each))}" for each in percents)
 
 
 def three(value: float) -> str:
@@ -490,7 +494,7 @@ class MeasurementView:
         rows.add_column(style="dim", min_width=11)
         rows.add_column()
         rows.add_row("  rate", Text(f"{three(now.rate)} per second  {_sparks(self._rates)}"))
-        rows.add_row("  time", _percentiles(now))
+        rows.add_row("  time", percentiles(now.times, 50, 90, 99))
         rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
         rows.add_row("  errors", Text(_errors_so_far(now), style="red" if now.errors else ""))
         if now.progress:
@@ -502,16 +506,12 @@ class MeasurementView:
 
 
 def _line(now: Snapshot) -> str:
-    parts = [f"{now.elapsed:6.1f} s", f"{three(now.rate)} per second", _percentiles(now)]
+    parts = [f"{now.elapsed:6.1f} s", f"{three(now.rate)} per second", percentiles(now.times, 50, 90, 99)]
     parts.append(f"errors {_errors_so_far(now)}")
     if now.progress:
         parts.append(f"progress {three(now.reported / now.seconds)} per second")
     parts.append(f"generator {100 * now.busy:.0f} %")
     return "  ".join(parts)
-
-
-def _percentiles(now: Snapshot) -> str:
-    return "  ".join(f"p{each} {milliseconds(now.times.percentile(each))}" for each in (50, 90, 99))
 
 
 def _given_up(now: Snapshot) -> str:
