@@ -15,21 +15,7 @@ import trio
 
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import range_text, theirs
-from trimcp.wire.input_requests import (
-    BooleanSchema,
-    Bounds,
-    Choice,
-    ElicitAnswer,
-    ElicitFormParams,
-    ElicitParams,
-    ElicitResult,
-    ElicitURLParams,
-    NumberSchema,
-    PrimitiveSchema,
-    StringSchema,
-    TitledMultiSelectEnumSchema,
-    UntitledMultiSelectEnumSchema,
-)
+from trimcp.wire import input_requests as forms
 
 _YES_OR_NO: Final = {
     **dict.fromkeys(("y", "yes", "true", "1", "on"), True),
@@ -97,30 +83,30 @@ class Asker:
     standstill: Callable[[], AbstractContextManager[Any]] = nullcontext
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
-    async def answer(self, params: ElicitParams) -> ElicitResult:
+    async def answer(self, params: forms.ElicitParams) -> forms.ElicitResult:
         """Ask for one field at a time, and return the user's response."""
         async with self._turn:
             if not self.terminal.present:
                 asked = f"The server asks: {theirs(params.message, None)}"
                 self.screen.note(f"{asked}\nDeclined: standard input is no terminal to ask at.", "yellow")
-                return ElicitResult(action="decline")
+                return forms.ElicitResult(action="decline")
             self.screen.end_progress()
             with self.standstill():
                 try:
-                    if isinstance(params, ElicitURLParams):
+                    if isinstance(params, forms.ElicitURLParams):
                         return await self._ask_url(params)
                     return await self._ask_form(params)
                 except InputEnded:
                     self._say("\n(cancelled)")
-                    return ElicitResult(action="cancel")
+                    return forms.ElicitResult(action="cancel")
 
-    async def _ask_url(self, params: ElicitURLParams) -> ElicitResult:
+    async def _ask_url(self, params: forms.ElicitURLParams) -> forms.ElicitResult:
         self._say(f"\nThe server asks you to open an address: {theirs(params.message, None)}\n")
         self._say(f"  {theirs(params.url, 2_000)}\n")
         self._say("Nothing is opened for you. If you trust where it leads, open it yourself.")
         return await self._consent("Do you agree?")
 
-    async def _ask_form(self, params: ElicitFormParams) -> ElicitResult:
+    async def _ask_form(self, params: forms.ElicitFormParams) -> forms.ElicitResult:
         schema = params.requested_schema
         self._say(f"\nThe server asks: {theirs(params.message, None)}")
         names = ", ".join(theirs(field.title or name, 40) for name, field in schema.properties.items())
@@ -128,14 +114,14 @@ class Asker:
         if agreed.action != "accept":
             return agreed
         required = set(schema.required or ())
-        content: dict[str, ElicitAnswer] = {}
+        content: dict[str, forms.ElicitAnswer] = {}
         for name, field in schema.properties.items():
             value = await self._ask_field(name, field, name in required)
             if value is not _SKIPPED:
                 content[name] = value
-        return ElicitResult(action="accept", content=content)
+        return forms.ElicitResult(action="accept", content=content)
 
-    async def _ask_field(self, name: str, field: PrimitiveSchema, required: bool) -> Any:
+    async def _ask_field(self, name: str, field: forms.PrimitiveSchema, required: bool) -> Any:
         if field.description:
             self._say(f"  {theirs(field.description, None)}")
         for number, (value, title) in enumerate(field.choices, 1):
@@ -149,7 +135,7 @@ class Asker:
                     return field.default
                 if not required:
                     return _SKIPPED
-                if not (isinstance(field, StringSchema) and not field.min_length and not field.format):
+                if not (isinstance(field, forms.StringSchema) and not field.min_length and not field.format):
                     self._say("  This one is required.")
                     continue
             try:
@@ -157,15 +143,15 @@ class Asker:
             except BadAnswer as problem:
                 self._say(f"  {problem}")
 
-    async def _consent(self, question: str) -> ElicitResult:
+    async def _consent(self, question: str) -> forms.ElicitResult:
         while True:
             match (await self._prompt(f"{question} [y]es, [n]o, [c]ancel: ")).lower():
                 case "y" | "yes":
-                    return ElicitResult(action="accept")
+                    return forms.ElicitResult(action="accept")
                 case "n" | "no":
-                    return ElicitResult(action="decline")
+                    return forms.ElicitResult(action="decline")
                 case "c" | "cancel":
-                    return ElicitResult(action="cancel")
+                    return forms.ElicitResult(action="cancel")
 
     async def _prompt(self, text: str) -> str:
         self.screen.prompt(text)
@@ -179,22 +165,22 @@ class Asker:
         self.screen.prompt(text + "\n")
 
 
-def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
+def read_answer(field: forms.PrimitiveSchema, typed: str) -> forms.ElicitAnswer:
     """Convert the typed text to a value of the field. Raises BadAnswer: it does not fit."""
     match field:
-        case BooleanSchema():
+        case forms.BooleanSchema():
             if typed.lower() not in _YES_OR_NO:
                 raise BadAnswer("Type yes or no.")
             return _YES_OR_NO[typed.lower()]
-        case NumberSchema():
+        case forms.NumberSchema():
             return _number(field, typed)
-        case StringSchema():
+        case forms.StringSchema():
             if not _fits(len(typed), field.bounds):
                 raise BadAnswer(f"Type {_bounds_text(field.bounds)} characters.")
             if field.format:
                 _check_format(field.format, typed)
             return typed
-        case UntitledMultiSelectEnumSchema() | TitledMultiSelectEnumSchema():
+        case forms.UntitledMultiSelectEnumSchema() | forms.TitledMultiSelectEnumSchema():
             parts = filter(None, map(str.strip, typed.split(",")))
             values = list(dict.fromkeys(_choose(field.choices, part) for part in parts))
             if not _fits(len(values), field.bounds):
@@ -203,7 +189,7 @@ def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
     return _choose(field.choices, typed)
 
 
-def _number(field: NumberSchema, typed: str) -> int | float:
+def _number(field: forms.NumberSchema, typed: str) -> int | float:
     try:
         value = int(typed) if field.type == "integer" else float(typed)
     except ValueError:
@@ -213,15 +199,15 @@ def _number(field: NumberSchema, typed: str) -> int | float:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _fits(value: float, bounds: Bounds) -> bool:
+def _fits(value: float, bounds: forms.Bounds) -> bool:
     return (bounds.least is None or value >= bounds.least) and (bounds.most is None or value <= bounds.most)
 
 
-def _bounds_text(bounds: Bounds) -> str:
+def _bounds_text(bounds: forms.Bounds) -> str:
     return range_text(*(None if each is None else f"{int(each) if each % 1 == 0 else each}" for each in bounds))
 
 
-def _choose(choices: list[Choice], typed: str) -> str:
+def _choose(choices: list[forms.Choice], typed: str) -> str:
     for value, title in choices:
         if typed in (value, title):
             return value
@@ -236,15 +222,15 @@ def _shown(default: Any) -> str:
     return theirs(", ".join(default) if isinstance(default, list) else str(default), 60)
 
 
-def _hint(field: PrimitiveSchema) -> str:
-    if isinstance(field, BooleanSchema):
+def _hint(field: forms.PrimitiveSchema) -> str:
+    if isinstance(field, forms.BooleanSchema):
         return " (yes or no)"
-    if isinstance(field, NumberSchema):
+    if isinstance(field, forms.NumberSchema):
         text = _bounds_text(field.bounds)
         return f" ({text})" if text else ""
-    if isinstance(field, UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema):
+    if isinstance(field, forms.UntitledMultiSelectEnumSchema | forms.TitledMultiSelectEnumSchema):
         return " (several, with commas)"
-    return f" ({field.format})" if isinstance(field, StringSchema) and field.format else ""
+    return f" ({field.format})" if isinstance(field, forms.StringSchema) and field.format else ""
 
 
 def _check_format(format: str, text: str) -> None:

@@ -89,8 +89,7 @@ def traced(server: Target, options: ConnectOptions, screen: Screen) -> Target:
 def converse(target: str, options: ConnectOptions, body: Body, parts: Parts | None = None) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
-    The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once. Raises Failure:
-    it did not work; the text says what to do.
+    The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once.
     """
     screen = Screen(options.quiet)
     server = find_target(target, screen.server_says, read_headers(options.headers, options.bearer))

@@ -120,7 +120,10 @@ def say(line: str) -> None:
 
 
 class Failure(click.ClickException):
-    """Ends the command with a message on standard error and this exit code. Text from peers in it is escaped."""
+    """Ends the command with a message on standard error and this exit code. Text from peers in it is escaped.
+
+    Whatever a command needs may raise it, wherever the text can say what to do.
+    """
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(clean(message))

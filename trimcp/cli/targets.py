@@ -54,8 +54,7 @@ def find_target(
 ) -> Target:
     """Return the server that a TARGET names, see `TARGET_HELP`; it is neither started nor connected to yet.
 
-    Raises Failure: it names none, or cannot take headers; the text says what to do. `on_stderr` takes each line that
-    the server writes to its standard error.
+    `on_stderr` takes each line that the server writes to its standard error.
     """
     try:
         target = _find(text, on_stderr)
@@ -123,8 +122,7 @@ def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | Non
 def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, str]:
     """Return the headers given on the command line, which should not contain secrets themselves.
 
-    `bearer`: the name of an environment variable, or "@" and a file, that holds a bearer token. Raises Failure: one is
-    malformed, or what it names is not there; the text does not contain a value.
+    `bearer`: the name of an environment variable, or "@" and a file, that holds a bearer token.
     """
     found = {}
     for text in texts:

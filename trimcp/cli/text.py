@@ -8,16 +8,7 @@ from typing import Any, TypeAlias
 
 from trimcp.errors import McpError, RemoteError
 from trimcp.support.cleaning import clean, one_line
-from trimcp.wire.content import (
-    AudioContent,
-    BlobResourceContents,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ResourceContents,
-    ResourceLink,
-    TextContent,
-)
+from trimcp.wire import content
 
 
 def theirs(text: object, width: int | None = 200) -> str:
@@ -69,23 +60,23 @@ def as_json(value: Any) -> str:
     return json.dumps(value, indent=2)
 
 
-def describe_content(blocks: Iterable[ContentBlock]) -> Iterator[str]:
+def describe_content(blocks: Iterable[content.ContentBlock]) -> Iterator[str]:
     """Yield content as text, one piece for each block."""
     for block in blocks:
         match block:
-            case TextContent():
+            case content.TextContent():
                 yield clean(block.text)
-            case ImageContent() | AudioContent():
+            case content.ImageContent() | content.AudioContent():
                 yield f"[{block.type}, {theirs(block.mime_type)}, {_size(block.data)}]"
-            case ResourceLink():
+            case content.ResourceLink():
                 yield f"[resource {theirs(block.uri)}: {theirs(block.name)}]"
-            case EmbeddedResource():
+            case content.EmbeddedResource():
                 yield describe_resource(block.resource)
 
 
-def describe_resource(contents: ResourceContents) -> str:
+def describe_resource(contents: content.ResourceContents) -> str:
     """Return what a resource holds as text."""
-    if isinstance(contents, BlobResourceContents):
+    if isinstance(contents, content.BlobResourceContents):
         kind = theirs(contents.mime_type) if contents.mime_type else "binary"
         return f"[{theirs(contents.uri)}: {kind}, {_size(contents.blob)}]"
     return clean(contents.text)

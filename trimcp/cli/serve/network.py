@@ -52,8 +52,7 @@ _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should ha
 def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal is received, and return the exit code.
 
-    `load`: returns the server and what belongs to it; called only in a process that serves it. Raises Failure or
-    LocalError: it did not work; the text says what to do.
+    `load`: returns the server and what belongs to it; called only in a process that serves it.
     """
     settings = _settings(options)
     worker = inherited()

@@ -53,10 +53,7 @@ def own_words(words: Sequence[str]) -> list[str]:
 
 @asynccontextmanager
 async def changes(server: str) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
-    """Yield a channel that gets the name of a Python file beside a server whenever some have changed.
-
-    Raises Failure: the package for it is not installed.
-    """
+    """Yield a channel that gets the name of a Python file beside a server whenever some have changed."""
     try:
         from watchfiles import PythonFilter, awatch
     except ImportError:

@@ -150,10 +150,7 @@ def _target(server: str | None, options: HeaderOptions) -> Sockets | NetworkServ
 
 
 def _look(target: Sockets | NetworkServer, *, once: bool, as_json_text: bool) -> int:
-    """Show what servers do until the user ends it, or once; return the exit code.
-
-    Raises Failure: there is no such server.
-    """
+    """Show what servers do until the user ends it, or once; return the exit code."""
     screen = Screen()
     if isinstance(target, Sockets) and not target.names():
         named = target.target

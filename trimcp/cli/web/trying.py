@@ -98,17 +98,8 @@ class WatchedTarget:
     target: Target
     feed: Feed
 
-    @property
-    def key(self) -> object:
-        return getattr(self.target, "key", None)
-
-    @property
-    def command(self) -> object:
-        return getattr(self.target, "command", None)
-
-    @property
-    def revision(self) -> object:
-        return getattr(self.target, "revision", None)
+    def __getattr__(self, name: str) -> Any:  # what a client asks of a target before it connects
+        return getattr(self.target, name)
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[_WatchedChannel]:
