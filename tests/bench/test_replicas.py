@@ -12,6 +12,7 @@ from tests.bench.support import ECHO, FakeChannel, a_load, errors
 from tests.bench.test_http import ERAS, echoed, http, of_wrong, result_of, serving
 from tests.bench.test_mux import run_for
 from tests.bench.test_report import a_report, times
+from tests.bench.test_steps import desk
 from tests.cli import reports
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
@@ -24,6 +25,7 @@ from trimcp.cli.bench.table import Side, describe_report
 from trimcp.errors import LocalError
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.settings import HttpSettings
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.common import META_SERVER_INFO
 from trimcp.wire.revisions import LATEST_LEGACY
 
@@ -54,6 +56,37 @@ async def test_a_server_says_by_itself_who_it_is(revision: str, reply: Any) -> N
         plan = Plan(ECHO, count=20, under_way=2, revision=revision, replica_by="serverInfo")
         report = await measure(HttpServer(url), plan)
     assert outcomes(report) == {"right 1.5": (20, 0)}
+
+
+@pytest.mark.parametrize("revision", ERAS)
+async def test_sessions_are_with_one_of_several_servers_after_the_other(revision: str) -> None:
+    async with serving() as one, serving() as other:
+        targets = [HttpServer(one), HttpServer(other)]
+        report = await measure(targets, Plan(ECHO, count=40, sessions=4, revision=revision))
+        assert report.target == f"{one}, {other}"
+        assert report.calls == 40
+        assert sum(right for right, _ in outcomes(report).values()) == 40
+        assert {name: right > 0 for name, (right, _) in outcomes(report).items()} == {one: True, other: True}
+        for seed, url in ((0, one), (1, other)):
+            report = await measure(targets, Plan(ECHO, count=5, seed=seed, revision=revision))
+            assert outcomes(report) == {url: (5, 0)}
+
+
+@pytest.mark.parametrize(("expect", "wrong"), [("Zoe", False), ("Ada", True)])
+async def test_an_ordinary_client_counts_each_of_several_servers_too(expect: str, wrong: bool) -> None:
+    async with serving(desk()) as one, serving(desk()) as other:
+        plan = Plan(MixEntry.tool("who", {}, step="question", expect=expect), count=8, sessions=2)
+        found = outcomes(await measure([HttpServer(one), HttpServer(other)], plan))
+    assert found.keys() == {one, other}
+    assert sum(each[wrong] for each in found.values()) == 8
+    assert sum(each[not wrong] for each in found.values()) == 0
+
+
+async def test_several_servers_are_spoken_to_alike() -> None:
+    async with serving() as one:
+        other = WebSocketServer(f"{one.replace('http', 'ws').removesuffix('/mcp')}/ws")
+        with pytest.raises(LocalError, match="in another way"):
+            await measure([HttpServer(one), other], Plan(ECHO, count=1, sessions=2))
 
 
 async def test_over_one_connection_each_answer_may_be_another_ones(autojump_clock: object) -> None:

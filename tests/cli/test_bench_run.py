@@ -31,9 +31,9 @@ class Measured:
         self.asked: list[tuple[Any, Plan]] = []
         self.results = list(results)
 
-    async def __call__(self, target: Any, plan: Plan, *, on_tick: Any, tick: float, stop: trio.Event) -> Any:
+    async def __call__(self, targets: Any, plan: Plan, *, on_tick: Any, tick: float, stop: trio.Event) -> Any:
         await trio.lowlevel.checkpoint()
-        self.asked.append((target, plan))
+        self.asked.append((*targets, plan))
         on_tick(a_snapshot())
         result = self.results.pop(0) if self.results else a_report(plan=plan)
         if isinstance(result, Exception):
@@ -53,7 +53,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, *results: Any) -> Measured:
 def test_help_has_examples_and_the_exit_codes() -> None:
     result = trimcp("bench", "--help")
     assert result.exit_code == 0
-    assert result.stdout.count("  trimcp bench ") == 10
+    assert result.stdout.count("  trimcp bench ") == 11
     assert "1    some were not; the table lists them by kind" in result.stdout
 
 
@@ -87,6 +87,8 @@ def test_what_is_wrong_is_said_before_anything_is_started(monkeypatch: pytest.Mo
         (["x", "--method", "ping", "--rate", "0"], "--rate"),
         (["x", "--tool", "t", "--seconds", "1", "--count", "2"], "measure either for"),
         (["x", "--method", "ping", "-a", "x=1"], "--arg goes with --tool"),
+        (["python", "x.py", "--method", "ping"], "a command line goes in quotes, as one word, or last, after --"),
+        (["http://a", "http://b", "http://c", "--sessions", "2", "--method", "ping"], "3 servers need at least"),
     ]:
         result = trimcp("bench", *words)
         assert result.exit_code == 2

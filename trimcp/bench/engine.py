@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -17,7 +19,7 @@ from trimcp.bench.discovery import Found, Target, as_planned, discover, name_of
 from trimcp.bench.mux import multiplexed
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Counts, Generator, Report, Snapshot, WireName
-from trimcp.bench.sessions import SessionOpener, run_session
+from trimcp.bench.sessions import OpenedSession, SessionOpener, run_session
 from trimcp.bench.stages import Stages
 from trimcp.bench.supply import Load, Seat, Supply
 from trimcp.bench.tally import Tally
@@ -35,7 +37,7 @@ _VARIED: Final = 0.05  # seconds between changes of the number of sessions
 
 
 async def measure(
-    target: Target,
+    target: Target | Sequence[Target],
     plan: Plan,
     *,
     on_tick: Callable[[Snapshot], object] | None = None,
@@ -44,7 +46,7 @@ async def measure(
     ssl_context: ssl.SSLContext | None = None,
     gate: Callable[[], Awaitable[None]] | None = None,
 ) -> Report:
-    """Put load on a server and return a report.
+    """Put load on a server, or on several whose sessions take turns, and return a report.
 
     Cancelling it closes every connection and child process; then there is no report. Raises McpError: the server cannot
     be reached, or lacks something that the plan calls; the text says what to do. After the first call, failures are
@@ -60,16 +62,18 @@ async def measure(
         if not ProcessTree([[pid]]).cpu():
             raise LocalError(f"there is no process {pid} whose cost could be read here")
     stop = trio.Event() if stop is None else stop
-    found = await _discover(target, plan, stop)
+    targets = target if isinstance(target, Sequence) else (target,)
+    found = await _discover(targets, plan, stop)
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, _session_opener(target, found.transport, load), stop, on_tick, tick, gate)
+    openers = [(name_of(each), _session_opener(each, found.transport, load)) for each in targets]
+    run = Measurement(load, _in_turns(openers, plan.seed), stop, on_tick, tick, gate)
     await run.run()
-    return run.report(name_of(target), found)
+    return run.report(", ".join(name for name, _ in openers), found)
 
 
-async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
+async def _discover(targets: Sequence[Target], plan: Plan, stop: trio.Event) -> Found:
     with trio.CancelScope() as scope:
         async with open_service_nursery() as nursery:
 
@@ -78,7 +82,12 @@ async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
                 scope.cancel()
 
             nursery.start_soon(watch)
-            return await discover(target, plan)
+            first = await discover(targets[0], plan)
+            for target in targets[1:]:
+                found = await discover(target, plan)
+                if (found.transport, found.revision) != (first.transport, first.revision):
+                    raise LocalError(f"{name_of(target)} is spoken to in another way than {name_of(targets[0])}")
+            return first
     raise LocalError("it was ended before anything was measured")
 
 
@@ -106,6 +115,20 @@ def _session_opener(target: Target, transport: WireName, load: Load) -> SessionO
     from trimcp.bench.http import open_http
 
     return partial(open_http, site)
+
+
+def _in_turns(openers: Sequence[tuple[str, SessionOpener]], first: int) -> SessionOpener:
+    """Return an opener whose sessions go to one of several servers after the other, and say to which."""
+    if len(openers) == 1:
+        return openers[0][1]
+    # Generators that share a plan have seeds one after the other: they do not all begin with the same server.
+    turns = islice(cycle(openers), first % len(openers), None)
+
+    def opened(load: Load, seat: Seat) -> AbstractAsyncContextManager[OpenedSession]:
+        seat.server, opener = next(turns)
+        return opener(load, seat)
+
+    return opened
 
 
 @attrs.define(eq=False)

@@ -197,7 +197,8 @@ class _CallPlace:
     _id: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self._calls = LoadCaller(self._session.load.supply, places=1, greeting={})
+        session = self._session
+        self._calls = LoadCaller(session.load.supply, places=1, greeting={}, seat=session.places.seat)
 
     async def run(self, places: LoadPlaces) -> None:
         """Make calls until no more begin, or too many in a row find no connection."""

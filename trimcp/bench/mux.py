@@ -177,8 +177,8 @@ class LoadCaller:
 
     def _credit(self, message: dict[str, Any], seconds: float | None, now: float) -> None:
         by = self.supply.plan.replica_by
-        if by is not None:
-            told = named_by_message(by, message) or self.replica or UNTOLD
+        if by is not None or self.seat.server is not None:
+            told = named_by_message(by, message) or self.replica or self.seat.server or UNTOLD
             self.supply.tally.answered_by(told, seconds, now)
 
     def _end(self, now: float) -> None:

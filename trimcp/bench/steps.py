@@ -152,8 +152,10 @@ class _StepSession:
             if wrong is not None:
                 raise _Wrong(*wrong)
             tally.right(now - call.due, now, label)
+            self._credit(now - call.due)
             return True
         except _Wrong as error:
+            self._credit(None)
             kind, example = error.args
             tally.wrong(kind, example, trio.current_time())
             return True
@@ -162,9 +164,11 @@ class _StepSession:
                 tally.wrong("not begun", "the measurement ended before its turn came", now)
             return True
         except (ConnectionLost, NotStarted) as error:
+            self._credit(None)
             tally.wrong("connection lost", str(error), trio.current_time())
             return False
         except McpError as error:
+            self._credit(None)
             tally.wrong(f"error {getattr(error, 'code', type(error).__name__)}", str(error), trio.current_time())
             return True
         except trio.Cancelled:
@@ -174,6 +178,10 @@ class _StepSession:
         finally:
             self._call = None
             load.supply.count_ended()
+
+    def _credit(self, seconds: float | None) -> None:
+        if (server := self._places.seat.server) is not None:
+            self._load.tally.answered_by(server, seconds, trio.current_time())
 
     async def _message(self, call: LoadCall) -> Result:
         """Carry a call out, and return its answer as JSON-RPC has it."""

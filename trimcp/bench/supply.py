@@ -49,6 +49,7 @@ class Seat:
     """The place of one session in a load: how many calls it may begin before it ends."""
 
     left: float = math.inf  # calls that it may still begin
+    server: str | None = None  # which of several servers it is with; None for the only one
     on_leave: Callable[[], object] = lambda: None  # called when it is to leave; must not raise
 
     def leave(self) -> None:

@@ -58,12 +58,13 @@ _PATIENCE: Final = 30.0
     sections=BENCH_SECTIONS,
     epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES,
 )
-@click.argument("target", type=SERVER)
+@click.argument("targets", metavar="TARGET...", type=SERVER, nargs=-1, required=True)
 @bench_options
-def bench(target: str, options: BenchOptions, **load: Any) -> None:
+def bench(targets: tuple[str, ...], options: BenchOptions, **load: Any) -> None:
     """Put load on TARGET, check every answer, and tell how many there were, how long they took and what they cost.
 
-    TARGET may be any MCP server, in any language. Calls begin when earlier ones are answered, --under-way at a time in
+    TARGET may be any MCP server, in any language. Of several, which have to be URLs, each session is with the next one,
+    and what each answered is told. Calls begin when earlier ones are answered, --under-way at a time in
     each of the --sessions; or with --rate at fixed times, and then a call's time counts from when it should have begun.
     Ctrl-C ends it and shows what was measured; a second one ends at once.
 
@@ -82,9 +83,10 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --script mix.toml --stages 0:10,30s:200,2m:200,10s:0
       trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
       trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 64 --processes 4
+      trimcp bench http://10.0.0.1:8000/mcp http://10.0.0.2:8000/mcp --method tools/list --sessions 64
     """
     words = click.get_current_context().meta.get(WORDS, [])
-    sys.exit(_measure(target, options, load, shown_command(words)))
+    sys.exit(_measure(targets, options, load, shown_command(words)))
 
 
 def shown_command(words: Sequence[str]) -> str:
@@ -99,14 +101,18 @@ def shown_command(words: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def _measure(target: str, options: BenchOptions, load: Mapping[str, Any], command: str) -> int:
+def _measure(targets: Sequence[str], options: BenchOptions, load: Mapping[str, Any], command: str) -> int:
     """Measure one server, or two in turns; show and save the results, and return the exit code.
 
     The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once. Raises
     Failure: the measurement failed; the text has the reason.
     """
+    if len(targets) > 1 and not all("://" in each for each in targets):
+        raise Failure("of several servers each is a URL; a command line goes in quotes, as one word, or last, after --")
     check_options(options)
     plan = plan_of(options, load)
+    if plan.sessions < len(targets) and plan.stages_of == "calls" and options.join is None:
+        raise Failure(f"{len(targets)} servers need at least as many --sessions; there are {plan.sessions}")
     if not needs_tools(options):  # report mistakes before a server is started
         plan = with_mix(plan, options)
     elif options.tool is not None:
@@ -118,12 +124,12 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any], comman
             raise Failure(f"{name} cannot write {file}: there is no such folder")
     requirements, baseline = read_requirements(options.require), read_reports(options.baseline, "--baseline")
     screen = Screen(options.quiet)
-    servers = [_MeasuredServer.of(target, screen, options.headers, options.bearer)]
+    servers = [_MeasuredServer.of(targets, screen, options.headers, options.bearer)]
     if options.compare is not None:
-        servers.append(_MeasuredServer.of(options.compare, screen, options.compare_headers, options.compare_bearer))
+        servers.append(_MeasuredServer.of([options.compare], screen, options.compare_headers, options.compare_bearer))
     write = trace_to(options.trace, screen)
     for server in servers if write is not None else ():
-        server.target = attrs.evolve(server.target, trace=write)
+        server.targets = [attrs.evolve(each, trace=write) for each in server.targets]
     if options.join is not None:
         return trio.run(_join, options.join, servers[0], options.pids, screen)
     if options.listen is not None:
@@ -135,28 +141,30 @@ async def _join(address: str, server: _MeasuredServer, pids: tuple[int, ...], sc
     """Be a generator of another measurement."""
     with signals(screen) as stop:
         try:
-            await be_generator(address, server.target, pids, stop)
+            await be_generator(address, server.targets, pids, stop)
         except McpError as error:
-            raise _failure(error, server.target) from None
+            raise _failure(error, server.targets[0]) from None
     return stop.exit_code if stop.signal is not None else 0
 
 
 @attrs.define(eq=False)
 class _MeasuredServer:
-    """One measured server."""
+    """One measured server, or several measured as one."""
 
-    target: Target
+    targets: Sequence[Target]
     name: str  # the typed target, a URL without user and query
     words: tuple[str, ...] = attrs.field(repr=False)  # of the command line, which name the server to a process of ours
     reports: list[Report] = attrs.field(init=False, factory=list)  # its reports, in the order of measurement
 
     @staticmethod
-    def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _MeasuredServer:
-        """Return the server that a TARGET names."""
-        target = find_target(text, screen.server_says, read_headers(headers, bearer))
-        name = theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
-        words = [text, *(word for header in headers for word in ("--header", header))]
-        return _MeasuredServer(target, name, (*words, *(() if bearer is None else ("--bearer", bearer))))
+    def of(texts: Sequence[str], screen: Screen, headers: Sequence[str], bearer: str | None) -> _MeasuredServer:
+        """Return what one TARGET or several name."""
+        targets = [find_target(text, screen.server_says, read_headers(headers, bearer)) for text in texts]
+        first = targets[0]
+        name = theirs(texts[0] if isinstance(first, StdioServer) else masked_url(first.url, path=True), 60)
+        name += f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        words = [*texts, *(word for header in headers for word in ("--header", header))]
+        return _MeasuredServer(targets, name, (*words, *(() if bearer is None else ("--bearer", bearer))))
 
 
 @attrs.define(eq=False)
@@ -189,7 +197,7 @@ class _Bench:
                 elif plan is not None:
                     await self._measure_all(plan, stop, view)
             except McpError as error:
-                failure = _failure(error, self._current.target)
+                failure = _failure(error, self._current.targets[0])
             finally:
                 view.end()
         if self.options.find_limit and failure is None:
@@ -242,7 +250,7 @@ class _Bench:
         """Measure, in this process or in several."""
         options = self.options
         if options.processes == 1 and options.listen is None:
-            return await measure(server.target, plan, on_tick=view.tick, tick=view.tick_length, stop=stop.came)
+            return await measure(server.targets, plan, on_tick=view.tick, tick=view.tick_length, stop=stop.came)
         view.end()
         size, say = options.processes, self.screen.note
         return await measure_together(server.words, plan, size, options.listen, stop.came, say)
@@ -278,7 +286,7 @@ class _Bench:
         schema: Mapping[str, Any] = {}
         plan = self.plan if self.options.tool is None else with_mix(self.plan, self.options)
         with stop.guarding(trio.current_time() + _PATIENCE) as asking:
-            tools = await list_tools(self.servers[0].target, plan)
+            tools = await list_tools(self.servers[0].targets[0], plan)
             if self.options.tool is None:
                 raise Failure(
                     "say what to send: --tool NAME, --method METHOD or --script FILE; "

@@ -89,7 +89,7 @@ async def _run_generator(words: Sequence[str], secret: bytes, team: Team, number
         team.fail(f"generator {number}: {theirs(last[0].removeprefix('Error: '))}")
 
 
-async def be_generator(address: str, target: Target, pids: tuple[int, ...], stop: Stop) -> None:
+async def be_generator(address: str, targets: Sequence[Target], pids: tuple[int, ...], stop: Stop) -> None:
     """Join whoever listens, and measure what it says. Raises Failure, McpError."""
     host, port = read_address(address, "--join")
     secret = shared_secret()
@@ -106,7 +106,7 @@ async def be_generator(address: str, target: Target, pids: tuple[int, ...], stop
         async with open_service_nursery() as nursery:
             nursery.start_soon(interrupted)
             plan = attrs.evolve(plan, pids=pids or plan.pids)
-            report = await measure(target, plan, stop=told, gate=gate)
+            report = await measure(targets, plan, stop=told, gate=gate)
             nursery.cancel_scope.cancel()
         return report
 
