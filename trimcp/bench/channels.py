@@ -119,20 +119,17 @@ class FrameReader:
     max_message: int
     pings: list[bytes] = attrs.field(init=False, factory=list)  # the payloads of pings to answer
     fault: str | None = attrs.field(init=False, default=None)  # the reason why reading stopped, or None
-    _pieces: list[bytes] = attrs.field(init=False, factory=list)
-    _held: int = attrs.field(init=False, default=0)
+    _rest: Gathered = attrs.field(init=False, factory=Gathered)  # an incomplete frame
     _needed: int = attrs.field(init=False, default=2)
     _message: Gathered | None = attrs.field(init=False, default=None)  # the incomplete message in fragments
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the texts of the messages completed by these bytes."""
-        if self._pieces:
-            self._pieces.append(data)
-            self._held += len(data)
-            if self._held < self._needed:
+        if self._rest.size:
+            self._rest.add(data)
+            if self._rest.size < self._needed:
                 return []
-            data = b"".join(self._pieces)  # only once, even for a large message in many pieces
-            self._pieces.clear()
+            data = self._rest.take()
         messages: list[bytes] = []
         at, end = 0, len(data)
         while self.fault is None:
@@ -157,8 +154,7 @@ class FrameReader:
             at = start + size
             self._take(first, data[start:at], messages)
         if at < end:
-            self._pieces.append(data[at:])
-            self._held = end - at
+            self._rest.add(data[at:])
         return messages
 
     def _take(self, first: int, payload: bytes, messages: list[bytes]) -> None:

@@ -6,7 +6,6 @@ import math
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -19,7 +18,7 @@ from trimcp.bench.discovery import Found, Target, as_planned, discover, name_of
 from trimcp.bench.mux import multiplexed
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Counts, Generator, Report, Snapshot, WireName
-from trimcp.bench.sessions import OpenedSession, SessionOpener, run_session
+from trimcp.bench.sessions import SessionRunner, run_session
 from trimcp.bench.stages import Stages
 from trimcp.bench.supply import Load, Seat, Supply
 from trimcp.bench.tally import Tally
@@ -67,10 +66,10 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    openers = [(name_of(each), _session_opener(each, found.transport, load)) for each in targets]
-    run = Measurement(load, _in_turns(openers, plan.seed), stop, on_tick, tick, gate)
+    runners = [(name_of(each), _session_runner(each, found.transport, load)) for each in targets]
+    run = Measurement(load, _in_turns(runners, plan.seed), stop, on_tick, tick, gate)
     await run.run()
-    return run.report(", ".join(name for name, _ in openers), found)
+    return run.report(", ".join(name for name, _ in runners), found)
 
 
 async def _discover(targets: Sequence[Target], plan: Plan, stop: trio.Event) -> Found:
@@ -91,16 +90,16 @@ async def _discover(targets: Sequence[Target], plan: Plan, stop: trio.Event) -> 
     raise LocalError("it was ended before anything was measured")
 
 
-def _session_opener(target: Target, transport: WireName, load: Load) -> SessionOpener:
-    """Return what opens the sessions of a measurement. Modules of single transports are imported here."""
+def _session_runner(target: Target, transport: WireName, load: Load) -> SessionRunner:
+    """Return what runs the sessions of a measurement. Modules of single transports are imported here."""
     if load.plan.steps != {"call"} or transport == "grpc" or getattr(target, "auth", None) is not None:
-        from trimcp.bench.steps import step_opener
+        from trimcp.bench.steps import step_runner
 
         if load.plan.needs_raw_messages:
             raise LocalError(
                 "--progress, --cut, --reply and --replica-by are for calls that no login and no gRPC is needed for"
             )
-        return step_opener(load, as_planned(target, load.plan))
+        return step_runner(load, as_planned(target, load.plan))
     from trimcp.bench import channels
 
     if isinstance(target, StdioServer):
@@ -112,23 +111,23 @@ def _session_opener(target: Target, transport: WireName, load: Load) -> SessionO
     site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
         return partial(multiplexed, partial(channels.open_events, site))
-    from trimcp.bench.http import open_http
+    from trimcp.bench.http import run_http
 
-    return partial(open_http, site)
+    return partial(run_http, site)
 
 
-def _in_turns(openers: Sequence[tuple[str, SessionOpener]], first: int) -> SessionOpener:
-    """Return an opener whose sessions go to one of several servers after the other, and say to which."""
-    if len(openers) == 1:
-        return openers[0][1]
+def _in_turns(runners: Sequence[tuple[str, SessionRunner]], first: int) -> SessionRunner:
+    """Return a runner whose sessions go to one of several servers after the other, and say to which."""
+    if len(runners) == 1:
+        return runners[0][1]
     # Generators that share a plan have seeds one after the other: they do not all begin with the same server.
-    turns = islice(cycle(openers), first % len(openers), None)
+    turns = islice(cycle(runners), first % len(runners), None)
 
-    def opened(load: Load, seat: Seat) -> AbstractAsyncContextManager[OpenedSession]:
-        seat.server, opener = next(turns)
-        return opener(load, seat)
+    async def run(load: Load, seat: Seat, usable: Callable[[], object]) -> bool:
+        seat.server, runner = next(turns)
+        return await runner(load, seat, usable)
 
-    return opened
+    return run
 
 
 @attrs.define(eq=False)
@@ -136,7 +135,7 @@ class Measurement:
     """One running measurement."""
 
     _load: Load
-    _opener: SessionOpener
+    _runner: SessionRunner
     _stop: trio.Event
     _on_tick: Callable[[Snapshot], object] | None
     _tick_length: float
@@ -199,7 +198,7 @@ class Measurement:
         self._seats.append(seat)
         try:
             while True:
-                await run_session(self._load, self._opener, seat, task_status=task_status)
+                await run_session(self._load, self._runner, seat, task_status=task_status)
                 task_status = trio.TASK_STATUS_IGNORED
                 if calls is None or seat.left > 0 or seat not in self._seats or self._load.supply.over:
                     return  # no more are wanted, or the connection was lost too often

@@ -9,8 +9,8 @@ Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-0
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -37,13 +37,13 @@ _CLOSE_TIME: Final = 1.0  # seconds for the DELETE that ends the session
 _MOST_NOTICES: Final = 1_000
 
 
-@asynccontextmanager
-async def open_http(site: LoadSite, load: Load, seat: Seat) -> AsyncIterator[_LoadSession]:
-    """Open a session over Streamable HTTP."""
+async def run_http(site: LoadSite, load: Load, seat: Seat, usable: Callable[[], object]) -> bool:
+    """Run a session over Streamable HTTP; see `SessionRunner`."""
     session = _LoadSession(load, site, LoadPlaces(load, seat))
     await session.open()
     try:
-        yield session
+        await session.run(usable)
+        return True
     finally:
         await session.close()
 
@@ -125,7 +125,7 @@ class _LoadSession:
     def _head_from(self, named: dict[str, str]) -> None:
         self.head = self.site.head("POST", {**_ACCEPT, **named})
 
-    async def run(self, usable: Callable[[], object]) -> bool:
+    async def run(self, usable: Callable[[], object]) -> None:
         """Make calls until no more begin; each place opens its own connection again."""
         connections = [LoadConnection(self.site, self.load) for _ in range(self.load.plan.places)]
         self.load.open += 1
@@ -143,7 +143,6 @@ class _LoadSession:
             for connection in connections:
                 await connection.close()
             self.load.open -= 1
-        return True
 
     # Messages besides calls
 

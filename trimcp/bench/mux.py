@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -276,12 +276,11 @@ Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Loa
 """Opens a connection, within `Plan.opening`. Raises McpError if it cannot; leaving the block closes it."""
 
 
-@asynccontextmanager
-async def multiplexed(connect: Opener, load: Load, seat: Seat) -> AsyncIterator[_Conversation]:
-    """Open a session whose calls share one connection."""
+async def multiplexed(connect: Opener, load: Load, seat: Seat, usable: Callable[[], object]) -> bool:
+    """Run a session whose calls share one connection; see `SessionRunner`."""
     caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat)
     async with connect(load, caller) as channel:
-        yield _Conversation(load, caller, channel)
+        return await _Conversation(load, caller, channel).run(usable)
 
 
 @attrs.define(eq=False)
@@ -299,7 +298,6 @@ class _Conversation:
     _why: str | None = attrs.field(init=False, default=None)
 
     async def run(self, usable: Callable[[], object]) -> bool:
-        """Make calls until none are left or the connection ends; see `OpenedSession`."""
         load, caller = self._load, self._caller
         caller.wake = caller.seat.on_leave = self._kick
         try:

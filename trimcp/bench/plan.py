@@ -42,7 +42,6 @@ class NumberCheck:
     whole: bool = False  # only whole numbers are allowed
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        """Raise LocalError if the value is not valid."""
         if value is None:
             return
         kind = int if self.whole else int | float

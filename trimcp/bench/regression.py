@@ -175,7 +175,6 @@ class _ComparedRun:
 
     @property
     def knows_cpu(self) -> bool:
-        """Whether the CPU time of the server is known."""
         return any(each.cpu for each in self.slices)
 
     def values(self, figure: str, label: str) -> list[float]:

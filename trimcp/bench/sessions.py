@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import trio
@@ -12,25 +11,17 @@ import trio
 from trimcp.bench.supply import Load, LoadCall, Seat
 from trimcp.errors import McpError
 
+SessionRunner: TypeAlias = Callable[[Load, Seat, Callable[[], object]], Awaitable[bool]]
+"""Opens a session within `Plan.opening`, makes calls until none are left, and closes it.
 
-class OpenedSession(Protocol):
-    """One connection of a session, or what it has in place of one."""
-
-    async def run(self, usable: Callable[[], object]) -> bool:
-        """Make calls until none are left, and return True; or return False: it is to be opened again.
-
-        It calls `usable` once calls can be made, and counts every failure itself.
-        """
-        ...
-
-
-SessionOpener: TypeAlias = Callable[[Load, Seat], AbstractAsyncContextManager[OpenedSession]]
-"""Opens a session, within `Plan.opening`. Raises McpError or trio.TooSlowError if it cannot; leaving it closes it."""
+It calls its last argument once calls can be made, counts every failure of one itself, and returns False if the session
+is to be opened again. Raises McpError or trio.TooSlowError: it could not be opened.
+"""
 
 
 async def run_session(
     load: Load,
-    opener: SessionOpener,
+    runner: SessionRunner,
     seat: Seat | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -50,9 +41,8 @@ async def run_session(
     attempt = 0
     while True:
         try:
-            async with opener(load, seat) as session:
-                if await session.run(usable):
-                    return
+            if await runner(load, seat, usable):
+                return
         except (McpError, trio.TooSlowError) as error:
             load.tally.wrong("no connection", str(error) or "it took too long", trio.current_time())
         usable()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -19,7 +18,7 @@ import trio
 
 from trimcp.bench.discovery import Target, agent_target
 from trimcp.bench.plan import CLIENT, NUMBER
-from trimcp.bench.sessions import LoadPlaces, SessionOpener
+from trimcp.bench.sessions import LoadPlaces, SessionRunner
 from trimcp.bench.supply import Load, LoadCall, Seat
 from trimcp.bench.tally import LATE
 from trimcp.client.client import Client
@@ -59,20 +58,20 @@ class _ChangeTurns:
     turns: dict[str, trio.Lock] = attrs.field(factory=dict)  # by resource
 
 
-def step_opener(load: Load, target: Target) -> SessionOpener:
-    """Return an opener of the sessions of one measurement that an ordinary client makes."""
+def step_runner(load: Load, target: Target) -> SessionRunner:
+    """Return what runs the sessions of one measurement that an ordinary client makes."""
     auth = getattr(target, "auth", None)
     if auth is not None:
         target = attrs.evolve(cast(Any, target), auth=_CountedAuth(auth, load))
-    return partial(_open, target, _ChangeTurns())
+    changes = _ChangeTurns()
 
+    async def run(load: Load, seat: Seat, usable: Callable[[], object]) -> bool:
+        async with AsyncExitStack() as stack:
+            session = _StepSession(load, changes, LoadPlaces(load, seat))
+            await session.open(stack, target)
+            return await session.run(usable)
 
-@asynccontextmanager
-async def _open(target: Target, changes: _ChangeTurns, load: Load, seat: Seat) -> AsyncIterator[_StepSession]:
-    async with AsyncExitStack() as stack:
-        session = _StepSession(load, changes, LoadPlaces(load, seat))
-        await session.open(stack, target)
-        yield session
+    return run
 
 
 @attrs.define(eq=False)
@@ -115,7 +114,6 @@ class _StepSession:
             stack.callback(self._leave)
 
     async def run(self, usable: Callable[[], object]) -> bool:
-        """Make calls until none are left or the connection ends; see `OpenedSession`."""
         load = self._load
         load.open += 1
         usable()

@@ -307,18 +307,21 @@ async def join(
     stream: trio.abc.Stream,
     secret: bytes,
     measure: Callable[[Plan, Callable[[], Awaitable[None]], trio.Event], Awaitable[Report]],
+    stop: trio.Event | None = None,
 ) -> Report:
     """Be a generator: measure what the listener says, and send it the report.
 
-    `measure`: measures a plan; awaits its second argument once all sessions are open; ends early once the event is set.
-    Raises ConnectionLost: the listener is gone, or does not know the secret.
+    `measure`: measures a plan; awaits its second argument once all sessions are open; ends early once the event is set,
+    which is `stop` if that is given, and is set here too. Raises ConnectionLost: the listener is gone, or does not know
+    the secret.
     """
     link = SignedLink(stream, secret)
     await link.open(listening=False)
     said = await link.receive()
     if "plan" not in said:
         raise LocalError(f"the listener refused: {said.get('failed', 'it has no plan'):.200}")
-    stop, lost = trio.Event(), list[ConnectionLost]()
+    stop = trio.Event() if stop is None else stop
+    lost = list[ConnectionLost]()
     async with open_service_nursery() as nursery:
 
         async def listen() -> None:

@@ -99,19 +99,10 @@ async def be_generator(address: str, targets: Sequence[Target], pids: tuple[int,
         raise Failure(f"nobody listens at {host}:{port}: {error}", NO_CONNECTION) from None
 
     async def measured(plan: Plan, gate: Callable[[], Awaitable[None]], told: trio.Event) -> Report:
-        async def interrupted() -> None:
-            await stop.came.wait()
-            told.set()
-
-        async with open_service_nursery() as nursery:
-            nursery.start_soon(interrupted)
-            plan = attrs.evolve(plan, pids=pids or plan.pids)
-            report = await measure(targets, plan, stop=told, gate=gate)
-            nursery.cancel_scope.cancel()
-        return report
+        return await measure(targets, attrs.evolve(plan, pids=pids or plan.pids), stop=told, gate=gate)
 
     async with stream:
         try:
-            await join(stream, secret, measured)
+            await join(stream, secret, measured, stop.came)
         except ConnectionLost as error:
             raise Failure(f"{host}:{port}: {error}", NO_CONNECTION) from None
