@@ -71,23 +71,8 @@ class _Commands(click.Group):
             raise Failure(theirs(error, None)) from None
 
 
-def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from trimcp.cli.conversation import own_version
-
-        click.echo(f"trimcp, version {own_version()}")
-        context.exit()
-
-
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(package_name="trimcp", prog_name="trimcp")
 def app() -> None:
     """Run servers of the Model Context Protocol, look into them, and call their tools.
 

@@ -15,7 +15,7 @@ import click
 import trio
 
 from trimcp.cli.conversation import own_version, trace_to
-from trimcp.cli.exits import DEMO_EXIT_CODES, INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.exits import DEMO_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.options import Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import describe_content, describe_resource, number_text, theirs
@@ -51,8 +51,6 @@ def demo(directory: str | None, trace: str | None) -> None:
     shown = _Demo(place, Screen(), trace)
     try:
         sys.exit(trio.run(shown.run))
-    except KeyboardInterrupt:
-        raise Failure("interrupted", INTERRUPTED) from None
     except McpError as error:
         raise Failure(theirs(error, None), REMOTE_ERROR if shown.screen.listening else NO_CONNECTION) from None
     finally:

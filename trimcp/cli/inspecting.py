@@ -5,7 +5,7 @@ It requests lists and completions of prompt arguments; it calls no tool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -33,12 +33,12 @@ _ARGUMENTS_ASKED: Final = 50
 _PATIENCE: Final = 5.0
 _INDENT: Final = "      "
 
-# Of each list, by its name in JSON, its method and its title.
-_LISTS: Final = {
-    "tools": ("tools/list", "Tools"),
-    "resources": ("resources/list", "Resources"),
-    "resourceTemplates": ("resources/templates/list", "Resource templates"),
-    "prompts": ("prompts/list", "Prompts"),
+# Of each list, by its name in JSON, its method, its title, and what requests it.
+_LISTS: Final[Mapping[str, tuple[str, str, Callable[[ClientSession], Awaitable[list[Any]]]]]] = {
+    "tools": ("tools/list", "Tools", ClientSession.list_tools),
+    "resources": ("resources/list", "Resources", ClientSession.list_resources),
+    "resourceTemplates": ("resources/templates/list", "Resource templates", ClientSession.list_resource_templates),
+    "prompts": ("prompts/list", "Prompts", ClientSession.list_prompts),
 }
 _HINTS = (
     ("read_only_hint", "reads only", "writes"),
@@ -61,19 +61,14 @@ class Offer:
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
     """Request all lists, and completions of prompts unless the server has none or is slow."""
     offer = Offer()
-    for name, fetch in (
-        ("tools", session.list_tools),
-        ("resources", session.list_resources),
-        ("resourceTemplates", session.list_resource_templates),
-        ("prompts", session.list_prompts),
-    ):
+    for name, (method, _, fetch) in _LISTS.items():
         try:
-            offer.lists[name] = await fetch()
+            offer.lists[name] = await fetch(session)
         except McpError as error:
             known = error.listed if isinstance(error, InvalidReply) else None
             offer.lists[name] = known or []
             if getattr(error, "code", None) != METHOD_NOT_FOUND:  # else it declared more than it has
-                offer.failures[_LISTS[name][0]] = told(error)
+                offer.failures[method] = told(error)
                 offer.failed = offer.failed or known is None
     if not choices or not declares(session.server_capabilities, "completions"):
         return offer
@@ -117,7 +112,7 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
         for line in clean(session.instructions).splitlines():
             yield f"  {line}", ""
     described: dict[str, Any] = {"tools": _tool, "prompts": partial(_prompt, choices=offer.choices)}
-    for name, (method, title) in _LISTS.items():
+    for name, (method, title, _) in _LISTS.items():
         yield from _section(title, offer.lists[name], described.get(name, _resource), offer.failures.get(method))
 
 

@@ -213,7 +213,6 @@ class _Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the place of a value."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = (math.log(max(each, 1e-12)) for each in (value, low, high))

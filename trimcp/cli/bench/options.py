@@ -225,29 +225,25 @@ def needs_tools(options: BenchOptions) -> bool:
     return not named or any(not word.partition("=")[0].endswith(":") for word in options.arguments)
 
 
-def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
+def _mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
     """Return the requests to send; `schema` is the tool's input schema, if known."""
     if options.script is not None:
         return read_script(options.script)
-    try:
-        if options.method is not None:
-            params = object_of(
-                "{}" if options.params is None else options.params, "--params", '{"uri": "notes:///today"}'
-            )
-            return (MixEntry(options.method, params, expect=options.expect),)
-        if options.tool is not None:
-            arguments = _arguments(options.arguments, schema or {})
-            more = {"expect": options.expect, "step": options.step, "resource": options.resource}
-            return (MixEntry.tool(options.tool, arguments, **more),)
-    except LocalError as error:
-        raise Failure(str(error)) from None
+    if options.method is not None:
+        text = "{}" if options.params is None else options.params
+        params = object_of(text, "--params", '{"uri": "notes:///today"}')
+        return (MixEntry(options.method, params, expect=options.expect),)
+    if options.tool is not None:
+        arguments = _arguments(options.arguments, schema or {})
+        more = {"expect": options.expect, "step": options.step, "resource": options.resource}
+        return (MixEntry.tool(options.tool, arguments, **more),)
     raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE")
 
 
 def with_mix(plan: Plan, options: BenchOptions, schema: Mapping[str, Any] | None = None) -> Plan:
     """Return the plan with its requests."""
     try:
-        return attrs.evolve(plan, mix=mix_of(options, schema))
+        return attrs.evolve(plan, mix=_mix_of(options, schema))
     except LocalError as error:
         raise Failure(str(error)) from None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin
@@ -54,8 +54,8 @@ class NetworkServer:
                 if reply.status != 200:
                     said = (await reply.small_body(1000)).decode(errors="replace")
                     raise LocalError(_REFUSED.get(reply.status, f"it answered {reply.status}: {theirs(said, 200)}"))
-                async with reply.chunks() as chunks:
-                    yield _Values(Lines(partial(anext, chunks, b""), _LARGEST))
+                async with reply.chunks() as chunks, aclosing(_values(chunks)) as values:
+                    yield values
         except NotAuthorized as error:
             raise LocalError(str(error)) from None
         except ExchangeBroken as error:
@@ -107,20 +107,12 @@ class _Pictures:
         return []
 
 
-@attrs.define(eq=False)
-class _Values:
-    """The values of lines of JSON."""
-
-    lines: Lines
-
-    def __aiter__(self) -> _Values:
-        return self
-
-    async def __anext__(self) -> Any:
-        line = await self.lines.next()
-        if line is None:
-            raise StopAsyncIteration
+async def _values(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """Yield the values of lines of JSON."""
+    lines = Lines(partial(anext, chunks, b""), _LARGEST)
+    while (line := await lines.next()) is not None:
         try:
-            return orjson.loads(line)
+            value = orjson.loads(line)
         except ValueError:
             raise ConnectionLost("what it says cannot be read") from None
+        yield value

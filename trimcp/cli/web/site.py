@@ -100,13 +100,11 @@ class _PageSite:
         return Principal("anybody") if head.path in self.files else self.known(head)
 
     async def file(self, head: Head) -> HttpResponse:
-        """Answer a request for a file."""
         if head.method not in ("GET", "HEAD"):
             return HttpResponse(405, (("Allow", "GET, HEAD"), *_HEADERS))
         kind, data = self.files[head.path]
         return HttpResponse(200, (("Content-Type", kind), *_HEADERS), data)
 
     async def command(self, head: Head) -> Admitted:
-        """Admit a command."""
         command = self.commands[head.path.removeprefix("/do/")]
         return self.running.admit(head, lambda members: command)
