@@ -23,6 +23,10 @@ from trimcp import security
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
+# Whom a client trusts who names nobody, here and in what tests start: one authority, that has signed nothing. To read
+# all those of a system again for each client would take longer than most tests do.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "peers" / "nobody.pem")
+
 ALONE: Final = os.environ.get("TRIMCP_ALONE", "")
 """Which tests `nox` asks for: "no" without those marked `alone`, "only" just those, and "" (a plain `pytest`) all."""
 
@@ -106,13 +110,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the collector look through nothing but what tests make, neither while they are collected nor afterwards."""
+    """Let the collector look through nothing but what tests make, neither while they are collected nor afterwards.
+
+    And not after every 700 objects, as Python has it: that were a seventh of the time that all tests take.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.collect()
         gc.freeze()  # two million objects, in each collection of each test
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 

@@ -26,10 +26,15 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
+@cache
+def _certificate(*names: str) -> trustme.LeafCert:
+    return authority().issue_cert(*names)
+
+
 def server_context(*names: str) -> ssl.SSLContext:
     """A server's context, with a certificate for these names."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority().issue_cert(*names).configure_cert(context)
+    _certificate(*names).configure_cert(context)
     return context
 
 
@@ -43,14 +48,14 @@ def client_context() -> ssl.SSLContext:
 def certificate_file(folder: Path, *names: str) -> Path:
     """A file with a certificate for these names, and its key."""
     path = folder / "server.pem"
-    authority().issue_cert(*names).private_key_and_cert_chain_pem.write_to_path(str(path))
+    _certificate(*names).private_key_and_cert_chain_pem.write_to_path(str(path))
     return path
 
 
 def client_certificate_context() -> tuple[ssl.SSLContext, str]:
     """A client's context with a certificate of its own, and that certificate's digest as tokens name it (RFC 8705)."""
     context = client_context()
-    issued = authority().issue_cert("client.example")
+    issued = _certificate("client.example")
     issued.configure_cert(context)
     der = ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
     return context, base64.urlsafe_b64encode(hashlib.sha256(der).digest()).rstrip(b"=").decode()
