@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -73,30 +73,29 @@ def package_names() -> Names:
 def names_in(sources: Mapping[str, str]) -> Names:
     """Read the names of a package given as {path below trimcp/: source text}."""
     trees = {
-        path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): ast.parse(sources[path])
-        for path in sources
+        path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): list(ast.walk(ast.parse(source)))
+        for path, source in sources.items()
     }
-    classes = {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for nodes in trees.values() for node in nodes if isinstance(node, ast.ClassDef)}
     modules: dict[str, frozenset[str]] = {}
-    dotted = {f"{name}.{member}" for name in classes for member in _members(name, classes)}
+    members = {name: _members(name, classes) for name in classes}
+    dotted = {f"{name}.{member}" for name in classes for member in members[name]}
     anywhere: set[str] = set()
-    for module, tree in trees.items():
-        defined = frozenset(_defined(tree))
-        anywhere |= {*module.split("."), *defined, *_words(tree)}
+    for module, nodes in trees.items():
+        defined = frozenset(_defined(nodes))
+        anywhere |= {*module.split("."), *defined, *_words(nodes)}
         for beginning in BEGINNINGS:
             if module.startswith(beginning):
                 form = module.removeprefix(beginning)
                 modules[form] = defined
                 dotted |= {form} | {f"{form}.{name}" for name in defined}
-                dotted |= {
-                    f"{form}.{name}.{member}" for name in defined & set(classes) for member in _members(name, classes)
-                }
+                dotted |= {f"{form}.{name}.{member}" for name in defined & set(classes) for member in members[name]}
     return Names(modules, frozenset(dotted), frozenset(classes), frozenset(anywhere))
 
 
 def _members(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
     """Return the members of a class, and those of its bases in the package."""
-    found = set(_defined(classes[name]))
+    found = set(_defined(ast.walk(classes[name])))
     for base in _plain(classes[name].bases):
         if isinstance(base, ast.Name) and base.id in classes:
             found |= _members(base.id, classes)
@@ -109,9 +108,9 @@ def _plain(bases: list[ast.expr]) -> Iterator[ast.expr]:
         yield base.value if isinstance(base, ast.Subscript) else base
 
 
-def _defined(tree: ast.AST) -> Iterator[str]:
-    """Yield what is defined below a node: classes, functions, parameters, variables, attributes of `self`."""
-    for node in ast.walk(tree):
+def _defined(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield what nodes define: classes, functions, parameters, variables, attributes of `self`."""
+    for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -122,9 +121,9 @@ def _defined(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def _words(tree: ast.AST) -> Iterator[str]:
+def _words(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield strings that are one word: members of messages, keys of settings."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             yield node.value
 
