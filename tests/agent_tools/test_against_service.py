@@ -158,8 +158,10 @@ async def test_errors_are_of_their_class(
 
 async def test_a_deadline_ends_the_call_there(transport: str) -> None:
     async with agent_at(transport) as (agent, found):
-        with pytest.raises(agent_tools.DeadlinePassed):
-            await agent.call("wait", timeout=0.1)
+        for timeout in (0.1, 1, 10):  # a busy machine may not have begun with the call when the first is over
+            if not found.began.is_set():
+                with pytest.raises(agent_tools.DeadlinePassed):
+                    await agent.call("wait", timeout=timeout)
         await found.ended.wait()
 
 
