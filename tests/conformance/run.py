@@ -202,7 +202,7 @@ class Suite:
     results: Path
     url: str | None = None
 
-    async def list(self) -> dict[str, dict[str, list[str]]]:
+    async def scenarios(self) -> dict[str, dict[str, list[str]]]:
         """Return the scenarios of each side in each version."""
         done = await self._run("list")
         if done.returncode:
@@ -383,7 +383,7 @@ async def run_all(suite: Suite, options: argparse.Namespace) -> list[Outcome]:
         outcomes.append(outcome)
         print(describe(outcome), flush=True)
 
-    scenarios = await suite.list()
+    scenarios = await suite.scenarios()
     for side in options.sides:
         for host in options.hosts if side == "server" else [""]:
             cases = [
