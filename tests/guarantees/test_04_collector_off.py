@@ -23,7 +23,7 @@ from trimcp.agent_tools import AgentTools
 from trimcp.framing.grpc import json_rpc_header, message_frame
 from trimcp.transports.http.h2.frames import Setting
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 _SIZE = 12_000_000  # more than the system takes for a peer that does not read
 _MANY = 4

@@ -58,7 +58,6 @@ async def _call_all(home: Home, many: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 async def test_the_fourth_thousand_of_served_sessions_adds_nothing_even_without_the_garbage_collector(
     autojump_clock: Any,

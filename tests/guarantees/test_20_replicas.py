@@ -16,7 +16,7 @@ from tests.replicas.loads import COUNT, PAUSE, busy
 from tests.replicas.topology import LEASE, redis_replicas, sqlite_workers
 from tests.store.history import CallHistory
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.needs("redis-server", "nginx")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("redis-server", "nginx")]
 
 KILLS = 6
 EVERY = 2.0
