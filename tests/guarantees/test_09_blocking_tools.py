@@ -44,8 +44,7 @@ async def under_way(home: Home) -> int:
 
 @Everywhere
 async def test_two_hundred_blocked_threads_delay_no_echo(homes: Homes, world: World) -> None:
-    options = {"fresh": True} if world.host else {}  # who is released once stays so
-    async with homes(world, **options) as home, home.peer() as peer:
+    async with homes(world) as home, home.peer() as peer:
         await worst_echo(peer, "warm")
         control = await worst_echo(peer, "control")
         await peer.say(*(peer.call(f"block{n}", "block") for n in range(THREADS)))

@@ -84,7 +84,10 @@ def make_server(**options: Any) -> trimcp.Server[None]:
 
     @server.tool
     async def release() -> str:
+        """Let those go on that are blocked now."""
+        nonlocal released
         released.set()
+        released = threading.Event()
         return "done"
 
     @server.tool
