@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.guarantees.report import figure
-from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
+from tests.guarantees.worlds import WORLDS, Homes, World, left_of, settled, worlds
 from tests.peers.clients import on
 from tests.peers.http1 import HttpWire, post
 from tests.peers.http2 import grpc_call
@@ -138,8 +138,7 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_over_websockets
                 lost = sum([("result" not in await peer.ask(id, "echo", text="x" * 1_000)) for id in range(50)])
             spent = server.peak - base
             nursery.cancel_scope.cancel()
-        await trio.sleep(5)  # for which the memory has
-        left = server.memory - base
+        left = await left_of(server, base, 32 * MIB)
     half = DEFAULT_MEMORY / 2 + 64 * MIB if host == "own" else DEFAULT_MEMORY + 128 * MIB  # as much as each turn brings
     where = f"{path} {host}"
     figure(15, f"memory for {MANY} calls of 3.9 MB over as many WebSockets", spent / MIB, half / MIB, "MiB", where)

@@ -29,7 +29,20 @@ from trimcp.server.running import Running
 from trimcp.session.drive import direct_ends, drive
 from trimcp.transports.memory import memory_channels
 
-__all__ = ["ALONE", "LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "settled", "work_of", "worlds"]
+__all__ = [
+    "ALONE",
+    "LOCAL",
+    "NETWORK",
+    "WORLDS",
+    "Home",
+    "Homes",
+    "Journal",
+    "World",
+    "left_of",
+    "settled",
+    "work_of",
+    "worlds",
+]
 
 PROGRAM = Path(program.__file__)
 
@@ -275,6 +288,15 @@ async def settled(pid: int) -> None:
     before = ""
     while before != (before := work_of(pid)) or before.startswith("R"):  # noqa: ASYNC110  # it is another process
         await trio.sleep(0.3)
+
+
+async def left_of(server: ServerProcess, base: int, most: float) -> int:
+    """Bytes more than `base` that a server keeps after five seconds, or once it has nothing to do and keeps `most`."""
+    with trio.move_on_after(5):
+        await settled(server.pid)
+        while server.memory - base > most:  # noqa: ASYNC110  # it is another process
+            await trio.sleep(0.1)
+    return server.memory - base
 
 
 def work_of(pid: int) -> str:
