@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from trimcp.errors import LocalError
+from trimcp.support.slotted import slotted
 
 
 class Era(Enum):
@@ -37,7 +38,7 @@ def _date(value: object) -> str:
     raise TypeError(f"a revision is compared with a revision or a date such as '2025-06-18', not {value!r:.60}")
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Revision:
     """One dated revision. Compares by age, also with a date as text: `V2025_03_26 < V2025_06_18 == "2025-06-18"`.
 
