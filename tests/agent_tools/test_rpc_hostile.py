@@ -170,14 +170,14 @@ def asking(tool: str, arguments: bytes, **members: Any) -> bytes:
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many members each conversion of a Struct has read."""
     seen: list[int] = []
-    convert = protobuf.read_object
+    convert = protobuf._READ[protobuf._OBJECT]
 
     def counting(data: bytes, count: protobuf.MemberCount) -> Any:
         found = yield from convert(data, count)
         seen.append(count.members)
         return found
 
-    monkeypatch.setattr(protobuf, "read_object", counting)
+    monkeypatch.setitem(protobuf._READ, protobuf._OBJECT, counting)
     return seen
 
 

@@ -114,6 +114,7 @@ class RpcExchange(AgentExchange):
     """A request that is a message of protobuf."""
 
     transport = "grpc"
+    response_of = staticmethod(error_response)
 
     caller: AgentCaller
     _method: _Method
@@ -157,13 +158,9 @@ class RpcExchange(AgentExchange):
         if left is not None:
             await left()
 
-    @staticmethod
-    def response_of(error: errors.AgentToolsError) -> HttpResponse:
-        return error_response(error)
-
     def _receive_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
-        members = protobuf.members_before(message)
+        members = {"tool_name": "", **protobuf.plain_members(message)}
         if "request_id" not in members:
             members["request_id"] = f"rpc-{secrets.token_hex(8)}"
         if timeout < math.inf:
@@ -183,7 +180,7 @@ class RpcExchange(AgentExchange):
     def call(self, request: messages.ToolRequest, size: int, context: ContextActor | None) -> Found:
         message = self._asked
         if message is not None:
-            if protobuf.is_large(message):
+            if len(message.arguments) >= protobuf.SOON:
                 return Later(request, partial(self._convert_and_call, request, size, context))
             self._asked = None
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
@@ -209,12 +206,14 @@ class RpcExchange(AgentExchange):
 
     def _convert(self, message: Any, request: messages.ToolRequest) -> steps.Steps[int]:
         """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
-        limits = self.port.shared.settings.limits
-        found, members = yield from protobuf.arguments_of(message, limits)
-        request.arguments = None if found is None else _object(found, "arguments")
-        if text := message.input_responses_json:
-            request.input_responses = _object(messages.read_value(text, limits), "input_responses")
-        return protobuf.MEMBER * members
+        if message.arguments_json:
+            message.ClearField("arguments")  # where both are present, the text counts
+        count = protobuf.MemberCount(self.port.shared.settings.limits)
+        members = yield from protobuf.members_of(message, count)
+        for name in ("arguments", "input_responses"):
+            if name in members:
+                setattr(request, name, _object(members[name], name))
+        return 0 if message.arguments_json else protobuf.MEMBER * count.members  # a text is weighed by its bytes
 
     # Answers
 

@@ -192,9 +192,7 @@ class JsonExchange(AgentExchange):
     _said: Any = attrs.field(init=False, default=None)  # what a malformed message says of itself
     _takes_json: bool = attrs.field(init=False, default=True)
 
-    @staticmethod
-    def response_of(error: errors.AgentToolsError) -> HttpResponse:
-        return failure(error)
+    response_of = staticmethod(failure)
 
     # Called by the host
 

@@ -360,6 +360,12 @@ def _fields(descriptor: Any) -> list[_ProtoField]:
 
 
 @cache
+def _forms(descriptor: Any) -> dict[str, str]:
+    """Return the forms of the fields of a class of messages, by their names."""
+    return {field.name: field.form for field in _fields(descriptor)}
+
+
+@cache
 def _by_member(descriptor: Any) -> dict[str, list[tuple[str, str]]]:
     """Return the names and forms of the fields that have a member, by its name."""
     fields = _fields(descriptor)
@@ -435,9 +441,15 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberC
 
 def wants_both(message: Any) -> bool:
     """Whether the answer to a request has JSON values in both forms: not if it brought them as text only."""
-    sent = {field.name for field, _ in message.ListFields()}
-    forms = {field.form for field in _fields(message.DESCRIPTOR) if field.name in sent}
-    return _TEXT not in forms or not forms.isdisjoint((_OBJECT, _ANY))
+    forms = _forms(message.DESCRIPTOR)
+    sent = {forms[field.name] for field, _ in message.ListFields()}
+    return _TEXT not in sent or not sent.isdisjoint((_OBJECT, _ANY))
+
+
+def plain_members(message: Any) -> dict[str, Any]:
+    """Return the members that a message has and that need no conversion: those that are no JSON values."""
+    forms = _forms(message.DESCRIPTOR)
+    return {field.name: value for field, value in message.ListFields() if not forms[field.name]}
 
 
 # Messages with their types
@@ -496,36 +508,6 @@ async def tagged_frame(cls: Any, text: bytes, *, both: bool) -> bytes:
 
 
 # Calls, which are many
-
-
-def members_before(message: Any) -> dict[str, Any]:
-    """Return the members of a `ToolRequest` without its JSON values."""
-    members: dict[str, Any] = {"tool_name": message.tool_name}
-    if message.request_id:
-        members["request_id"] = message.request_id
-    for name in ("context_id", "version", "timeout", "statuses", "request_state"):
-        if message.HasField(name):
-            members[name] = getattr(message, name)
-    return members
-
-
-def arguments_of(message: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[tuple[Any, int]]:
-    """Convert the arguments of a `ToolRequest`; None without any. Raises MalformedMessage.
-
-    Returns also how many members of a Struct they have: JSON text is weighed by its bytes.
-    """
-    if text := message.arguments_json:
-        return read_value(text, limits), 0
-    if message.HasField("arguments"):
-        count = MemberCount(limits)
-        found = yield from read_object(message.arguments, count)
-        return found, count.members
-    return None, 0
-
-
-def is_large(message: Any) -> bool:
-    """Whether the arguments of a `ToolRequest` are so large that they are converted in turns."""
-    return len(message.arguments) >= SOON and not message.arguments_json
 
 
 def in_text(message: Any) -> bool:
