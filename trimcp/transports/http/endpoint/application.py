@@ -181,8 +181,10 @@ class HttpApplication:
             return answer
         if path == settings.path:
             sharing = self.sharing
-            if sharing is not None and (elsewhere := await sharing.find(head)) is not None:
-                return elsewhere
+            if sharing is not None and "mcp-session-id" in head.headers:
+                elsewhere = await sharing.find(head)
+                if elsewhere is not None:
+                    return elsewhere
             return self._streamable(head)
         if path == settings.websocket_path:
             return self._websocket(head)
