@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 import attrs
-import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.store.database import Database, FileKind
@@ -121,14 +120,10 @@ class SqliteContexts(SharedFile, ContextStore):
         return self._peers is not None and self._peers.woken
 
     async def wait_told(self) -> None:
-        if self._peers is None:
-            await trio.sleep_forever()
-        else:
-            await self._peers.wait()
+        await self._wait_woken()
 
     async def changed(self) -> Mapping[ContextKey, int] | None:
-        if self._peers is not None:
-            self._peers.clear()
+        self._clear()
         self._seen, keys = await self._open.read(lambda database: _changed(database, self._seen))
         return keys
 

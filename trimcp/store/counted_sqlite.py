@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from trimcp.store.database import Database
-from trimcp.store.shared import MOST_MARKS, RecordChange, SharedTurn, TurnAnswer
+from trimcp.store.peers import SharedFile
+from trimcp.store.shared import MOST_MARKS, RecordChange, SharedStore, SharedTurn, TurnAnswer
 
 COUNTED: Final = (
     "CREATE TABLE quotas (name TEXT PRIMARY KEY, tokens REAL NOT NULL, at REAL NOT NULL, tag INTEGER NOT NULL, "
@@ -28,17 +29,59 @@ _FAR: Final = 3_600.0  # seconds; a lease is shorter
 _EXPIRED: Final = 1_000  # rows forgotten in one transaction
 
 
-def give_turns(
-    database: Database, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn], process: str, lease: float
-) -> TurnAnswer:
-    """See `SharedStore.turns`."""
-    now = time.monotonic()
-    come: list[tuple[str, str]] = []
-    for turn in ended:
-        database.ask("DELETE FROM turns WHERE id = ?", turn.id)
-    for turn in {turn.quota: turn for turn in ended}.values():
-        come += _go_on(database, turn, now)
-    return TurnAnswer([_ask(database, turn, process, now, lease, come) for turn in asked], come)
+class SqliteCounts(SharedFile, SharedStore):
+    """What processes use up and know together."""
+
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
+        def change(database: Database) -> TurnAnswer:
+            now = time.monotonic()
+            come: list[tuple[str, str]] = []
+            for turn in ended:
+                database.ask("DELETE FROM turns WHERE id = ?", turn.id)
+            for turn in {turn.quota: turn for turn in ended}.values():
+                come += _go_on(database, turn, now)
+            return TurnAnswer([_ask(database, turn, self.name, now, self.lease, come) for turn in asked], come)
+
+        return await self._open.change(change)
+
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        def change(database: Database) -> bool:
+            ask, now = database.ask, time.time()  # such as the proofs it is for
+            ask("DELETE FROM marks WHERE owner = ? AND mark = ? AND until < ?", owner, mark, now)
+            uses = ask("SELECT count(*) FROM (SELECT 1 FROM marks WHERE owner = ? LIMIT ?)", owner, MOST_MARKS)
+            if uses >= MOST_MARKS:
+                return False
+            insert = "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+            return bool(database.connection.execute(insert, (owner, mark, now + seconds)).rowcount)
+
+        return await self._open.change(change)
+
+    async def records(self, kind: str) -> dict[str, bytes]:
+        def read(database: Database) -> dict[str, bytes]:
+            statement = "SELECT name, data FROM records WHERE kind = ? AND until >= ? ORDER BY name"
+            rows = database.connection.execute(statement, (kind, time.time())).fetchall()
+            if not all(type(data) is bytes for _, data in rows):
+                raise ValueError("a row holds what was not written there")
+            return dict(rows)
+
+        return await self._open.read(read)
+
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        def write(database: Database) -> bool:
+            ask, now = database.ask, time.time()
+            for change in changes:
+                found = "SELECT data FROM records WHERE kind = ? AND name = ? AND until >= ?"
+                if ask(found, kind, change.name, now) not in (change.known, change.data):
+                    return False
+            for change in changes:
+                if change.data is None:
+                    ask("DELETE FROM records WHERE kind = ? AND name = ?", kind, change.name)
+                else:
+                    row = kind, change.name, change.data, now + seconds
+                    ask("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", *row)
+            return True
+
+        return await self._open.change(write)
 
 
 def _ask(
@@ -93,40 +136,6 @@ def _go_on(database: Database, turn: SharedTurn, now: float) -> list[tuple[str, 
     until = now + _FAR + turn.burst / (rate or 1.0)
     ask("INSERT OR REPLACE INTO quotas VALUES (?, ?, ?, ?, ?)", quota, tokens, now, tag, until)
     return come
-
-
-def first_use(database: Database, owner: str, mark: str, seconds: float) -> bool:
-    """See `SharedStore.first_use`."""
-    ask, now = database.ask, time.time()  # such as the proofs it is for
-    ask("DELETE FROM marks WHERE owner = ? AND mark = ? AND until < ?", owner, mark, now)
-    if ask("SELECT count(*) FROM (SELECT 1 FROM marks WHERE owner = ? LIMIT ?)", owner, MOST_MARKS) >= MOST_MARKS:
-        return False
-    insert = "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-    return bool(database.connection.execute(insert, (owner, mark, now + seconds)).rowcount)
-
-
-def records(database: Database, kind: str) -> dict[str, bytes]:
-    """See `SharedStore.records`."""
-    statement = "SELECT name, data FROM records WHERE kind = ? AND until >= ? ORDER BY name"
-    rows = database.connection.execute(statement, (kind, time.time())).fetchall()
-    if not all(type(data) is bytes for _, data in rows):
-        raise ValueError("a row holds what was not written there")
-    return dict(rows)
-
-
-def change_records(database: Database, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
-    """See `SharedStore.change_records`."""
-    ask, now = database.ask, time.time()
-    for change in changes:
-        found = "SELECT data FROM records WHERE kind = ? AND name = ? AND until >= ?"
-        if ask(found, kind, change.name, now) not in (change.known, change.data):
-            return False
-    for change in changes:
-        if change.data is None:
-            ask("DELETE FROM records WHERE kind = ? AND name = ?", kind, change.name)
-        else:
-            ask("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", kind, change.name, change.data, now + seconds)
-    return True
 
 
 def forget_counted(database: Database) -> None:

@@ -143,6 +143,18 @@ class SharedFile:
             raise OSError(f"the {self._kind.what} in {str(self.path)!r} are not open")
         return self._database
 
+    async def _wait_woken(self) -> None:
+        """Wait until another says to look; for ever where the system has no sockets for it."""
+        if self._peers is None:
+            await trio.sleep_forever()
+        else:
+            await self._peers.wait()
+
+    def _clear(self) -> None:
+        """Take what others said; see `FilePeers.clear`."""
+        if self._peers is not None:
+            self._peers.clear()
+
     def _wake(self) -> None:
         """Have the others look."""
         if self._peers is not None:

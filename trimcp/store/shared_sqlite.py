@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from struct import Struct
 from typing import Any, Final
@@ -11,9 +11,8 @@ from typing import Any, Final
 import attrs
 
 from trimcp.errors import LocalError
-from trimcp.store.counted_sqlite import COUNTED, change_records, first_use, forget_counted, give_turns, records
+from trimcp.store.counted_sqlite import COUNTED, SqliteCounts, forget_counted
 from trimcp.store.database import Database, FileKind
-from trimcp.store.peers import SharedFile
 from trimcp.store.shared import (
     LEASE,
     MOST_LETTERS,
@@ -22,11 +21,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
-    RecordChange,
     SaveSession,
-    SharedStore,
-    SharedTurn,
-    TurnAnswer,
     Write,
 )
 from trimcp.support.bounds import checked
@@ -62,7 +57,7 @@ _EXPIRED: Final = 500  # sessions forgotten in one transaction
 
 
 @attrs.define(eq=False, field_transformer=checked())
-class SqliteStore(SharedFile, SharedStore):
+class SqliteStore(SqliteCounts):
     """What the processes of one machine keep together, in a file that they all name.
 
     A commit does not wait for the disk: kill -9 loses nothing, a power cut the last few. A process that was killed is
@@ -132,18 +127,6 @@ class SqliteStore(SharedFile, SharedStore):
 
     async def agree(self, name: str, data: bytes) -> bytes:
         return await self._open.change(lambda database: _agree(database, name, data))
-
-    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
-        return await self._open.change(lambda database: give_turns(database, ended, asked, self.name, self.lease))
-
-    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
-        return await self._open.change(lambda database: first_use(database, owner, mark, seconds))
-
-    async def records(self, kind: str) -> Mapping[str, bytes]:
-        return await self._open.read(lambda database: records(database, kind))
-
-    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
-        return await self._open.change(lambda database: change_records(database, kind, changes, seconds))
 
     async def receive(self) -> Sequence[bytes]:
         while True:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import attrs
-import trio
 
 from trimcp.store.database import Database, FileKind
 from trimcp.store.peers import SharedFile
@@ -82,12 +81,7 @@ class SqliteTasks(SharedFile, TaskStore):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Keep the file open while the block runs.
-
-        Raises:
-            OSError: it cannot be opened, or another store of this process has it.
-            ValueError: it is another kind of file, which was not changed.
-        """
+        """Keep the file open while the block runs. Raises as any `SharedFile` does."""
         async with self._used():
             yield
 
@@ -197,10 +191,8 @@ class SqliteTasks(SharedFile, TaskStore):
         await self._change(change, wake=False)
 
     async def news(self, seen: int) -> int:
-        if self._peers is None:  # this system has no sockets for it: others are heard when leases are renewed
-            await trio.sleep_forever()
-        await self._peers.wait()
-        self._peers.clear()
+        await self._wait_woken()  # on a system without sockets others are heard when leases are renewed
+        self._clear()
         return seen + 1
 
     async def _change(self, function: Callable[[Database], T], *, wake: bool = True) -> T:

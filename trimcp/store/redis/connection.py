@@ -12,7 +12,7 @@ import os
 import ssl
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha1
 from typing import Any, Final, NoReturn
@@ -184,7 +184,7 @@ class RedisConnection:
                     error.nothing_sent = not sent
                     raise
 
-    async def script(self, script: RedisScript, keys: list[str], *arguments: Part) -> Any:
+    async def script(self, script: RedisScript, keys: Sequence[str], *arguments: Part) -> Any:
         """Return what a script returns. It may run twice, and the second time has to change nothing.
 
         Raises as `repeat`.

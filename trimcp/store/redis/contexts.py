@@ -8,7 +8,6 @@ adds an entry to a stream of changes. Indexes say how many contexts each owner h
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -17,9 +16,9 @@ import attrs
 import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
-from trimcp.store.redis.connection import RedisLimits, RedisScript
+from trimcp.store.redis.connection import RedisScript
 from trimcp.store.redis.resp import NotOurs, Part, RedisRefusal, stored
-from trimcp.store.redis.streams import Entry, Redis, entries_of
+from trimcp.store.redis.streams import Entry, SharedRedis, entries_of
 from trimcp.wire.jsonrpc import encode
 
 _FORM: Final = 1
@@ -133,7 +132,7 @@ return id
 
 
 @attrs.define(eq=False)
-class RedisContexts(ContextStore):
+class RedisContexts(SharedRedis, ContextStore):
     """Contexts in Redis, for processes on many machines.
 
     An update is kept as Redis keeps what it has: with an append-only file and `appendfsync always` it survives a power
@@ -146,38 +145,19 @@ class RedisContexts(ContextStore):
         context: of `rediss://`; by default the system's certificates count.
     """
 
-    url: str = attrs.field(repr=False)
-    prefix: str = "trimcp"
-    limits: RedisLimits = attrs.field(factory=RedisLimits)
-    context: ssl.SSLContext | None = None
     shared: bool = attrs.field(init=False, default=True)
-    _redis: Redis = attrs.field(init=False)
-    _open: bool = attrs.field(init=False, default=False)
+    _what = "contexts"
     _writes: int = attrs.field(init=False, default=0)
     _seen: str = attrs.field(init=False, default="0-0")  # the latest change that `changed` has returned
     _others: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def __attrs_post_init__(self) -> None:
-        self._redis = Redis(self.url, self.prefix, self.limits, self.context)
-
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Keep connections while the block runs. Raises OSError: Redis cannot be used."""
-        if self._open:
-            raise OSError(f"the contexts in {self._redis.address} are in use by this process already")
-        self._open = True
-        try:
-            async with self._redis.opened():
-                await self._look()
-                await self._redis.follow(self._key("changes"), self._seen, self._told)
-                yield
-        finally:
-            self._open = False
-
-    @property
-    def failure(self) -> str:
-        """Why there is no connection now, or ""."""
-        return self._redis.commands.failure
+        """Keep connections while the block runs. Raises OSError: Redis cannot be used, or it is open."""
+        async with self._used() as redis:
+            await self._look()
+            await redis.follow(self._key("changes"), self._seen, self._told)
+            yield
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}:contexts:{name}"
@@ -185,9 +165,6 @@ class RedisContexts(ContextStore):
     def _places(self, key: ContextKey) -> tuple[str, str]:
         """Return the keys of a context and of its owner's ids."""
         return f"{self.prefix}:context:{{{_member(key)}}}", f"{self.prefix}:contexts-of:{_owner(key[0])}"
-
-    async def _ask(self, *parts: Part) -> Any:
-        return await self._redis.commands.repeat(*parts)
 
     async def counts(self) -> Mapping[Owner, int]:
         found = await self._ask("HGETALL", self._key("owners"))
@@ -211,13 +188,11 @@ class RedisContexts(ContextStore):
         for one in kept:
             until = f"{min(max(one.until, 0.0), _NEVER):.3f}"
             values += [*_names(one.key), _stamp_text(one.stamp), until, _value_of(one)]
-        redis = self._redis
+        token = self._redis.token
+        places = [*map(self._key, ("changes", "owners", "due", f"write:{token}")), *keys]
+        head = (_REMEMBERED, token, self._writes, len(deleted), len(kept))
         try:
-            text = await redis.commands.script(
-                _WRITE if kept else _DELETE,
-                [*map(self._key, ("changes", "owners", "due", f"write:{redis.token}")), *keys],
-                *(_REMEMBERED, redis.token, self._writes, len(deleted), len(kept), *values),
-            )
+            text = await self._script(_WRITE if kept else _DELETE, places, *head, *values)
         except RedisRefusal as error:
             if error.code == "OOM" and kept and deleted:
                 await self.write((), deleted)
@@ -235,9 +210,7 @@ class RedisContexts(ContextStore):
             keys += self._places(key)
             values += _names(key)
         names = [self._key(name) for name in ("changes", "owners", "due")]
-        gone = await self._redis.commands.script(
-            _EXPIRE, [*names, *keys], _REMEMBERED, self._redis.token, f"{now}", *values
-        )
+        gone = await self._script(_EXPIRE, [*names, *keys], _REMEMBERED, self._redis.token, f"{now}", *values)
         return [_key_of(stored(member, list)) for member in gone]
 
     # What others change. Redis alone knows: what it sends may be on its way when somebody has been answered already.
@@ -263,8 +236,7 @@ class RedisContexts(ContextStore):
         return await self._look()
 
     async def _look(self) -> dict[ContextKey, int] | None:
-        changes = self._key("changes")
-        found = await self._redis.commands.script(_CHANGED, [changes], _REMEMBERED, self._redis.token, self._seen)
+        found = await self._script(_CHANGED, [self._key("changes")], _REMEMBERED, self._redis.token, self._seen)
         if isinstance(found, bytes):
             self._seen = found.decode()
             return None

@@ -6,13 +6,14 @@ The turns of a quota are one sorted set, by their places in the queue; those who
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final
 
-from trimcp.store.redis.connection import RedisConnection, RedisScript
+from trimcp.store.redis.connection import RedisScript
 from trimcp.store.redis.resp import NotOurs, Part
-from trimcp.store.shared import MOST_MARKS, RecordChange, SharedTurn, TurnAnswer
+from trimcp.store.redis.streams import SharedRedis
+from trimcp.store.shared import MOST_MARKS, RecordChange, SharedStore, SharedTurn, TurnAnswer
 
 # KEYS: for each quota what it is, its turns, until when each of these counts, and the last place of each owner.
 # ARGV: milliseconds that a turn counts; then for each turn what to do, the place of its keys, its id, its owner, its
@@ -23,33 +24,36 @@ _TURNS: Final = RedisScript(
 local time = redis.call('TIME')
 local now, lease = time[1] * 1000 + time[2] / 1000, tonumber(ARGV[1])
 local after, come, ROUND = {}, {}, 2 ^ 24
-local function go_on(at)
+local function forget(at, id)
+  redis.call('ZREM', KEYS[at + 1], id)
+  redis.call('ZREM', KEYS[at + 2], id)
+  redis.call('HDEL', KEYS[at], 'p:' .. id)
+end
+local function go_on(at, most, rate, burst)
   local key, turns, until_, last = KEYS[at], KEYS[at + 1], KEYS[at + 2], KEYS[at + 3]
-  return function(most, rate, burst)
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', until_, '-inf', now)) do
-      redis.call('ZREM', turns, id) redis.call('ZREM', until_, id) redis.call('HDEL', key, 'p:' .. id)
-    end
-    local kept = redis.call('HMGET', key, 'tokens', 'at')
-    local tokens = tonumber(kept[1] or burst)
-    if rate > 0 then tokens = math.min(burst, tokens + math.max(0, now - (kept[2] or now)) * rate / 1000 + 1e-6) end
-    local running = redis.call('ZCOUNT', turns, '-inf', -1)
-    while running < most and (rate == 0 or tokens >= 1) do
-      local first = redis.call('ZRANGEBYSCORE', turns, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-      if not first[1] then break end
-      redis.call('ZADD', turns, -1, first[1])
-      local round = math.floor(first[2] / ROUND)
-      redis.call('HSET', key, 'round', string.format('%.0f', round))
-      redis.call('ZREMRANGEBYSCORE', last, '-inf', round)
-      come[#come + 1] = redis.call('HGET', key, 'p:' .. first[1])
-      come[#come + 1] = first[1]
-      running = running + 1
-      if rate > 0 then tokens = tokens - 1 end
-    end
-    redis.call('HSET', key, 'tokens', string.format('%.9f', tokens), 'at', string.format('%.3f', now))
-    local keep = math.ceil(2 * lease + (rate > 0 and burst / rate * 1000 or 0))
-    for each = at, at + 3 do redis.call('PEXPIRE', KEYS[each], keep) end
-    return tokens
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', until_, '-inf', now)) do
+    forget(at, id)
   end
+  local kept = redis.call('HMGET', key, 'tokens', 'at')
+  local tokens = tonumber(kept[1] or burst)
+  if rate > 0 then tokens = math.min(burst, tokens + math.max(0, now - (kept[2] or now)) * rate / 1000 + 1e-6) end
+  local running = redis.call('ZCOUNT', turns, '-inf', -1)
+  while running < most and (rate == 0 or tokens >= 1) do
+    local first = redis.call('ZRANGEBYSCORE', turns, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if not first[1] then break end
+    redis.call('ZADD', turns, -1, first[1])
+    local round = math.floor(first[2] / ROUND)
+    redis.call('HSET', key, 'round', string.format('%.0f', round))
+    redis.call('ZREMRANGEBYSCORE', last, '-inf', round)
+    come[#come + 1] = redis.call('HGET', key, 'p:' .. first[1])
+    come[#come + 1] = first[1]
+    running = running + 1
+    if rate > 0 then tokens = tokens - 1 end
+  end
+  redis.call('HSET', key, 'tokens', string.format('%.9f', tokens), 'at', string.format('%.3f', now))
+  local keep = math.ceil(2 * lease + (rate > 0 and burst / rate * 1000 or 0))
+  for each = at, at + 3 do redis.call('PEXPIRE', KEYS[each], keep) end
+  return tokens
 end
 for arg = 2, #ARGV, 9 do
   local at, id, whose, process = tonumber(ARGV[arg + 1]), ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
@@ -57,8 +61,8 @@ for arg = 2, #ARGV, 9 do
   local burst, waiting = tonumber(ARGV[arg + 7]), tonumber(ARGV[arg + 8])
   local key, turns, until_, last = KEYS[at], KEYS[at + 1], KEYS[at + 2], KEYS[at + 3]
   if ARGV[arg] == 'end' then
-    redis.call('ZREM', turns, id) redis.call('ZREM', until_, id) redis.call('HDEL', key, 'p:' .. id)
-    go_on(at)(most, rate, burst)
+    forget(at, id)
+    go_on(at, most, rate, burst)
   else
     local known = redis.call('ZSCORE', turns, id)
     if not known then
@@ -70,13 +74,13 @@ for arg = 2, #ARGV, 9 do
     end
     redis.call('ZADD', until_, string.format('%.0f', now + lease), id)
     redis.call('HSET', key, 'p:' .. id, process)
-    local tokens = go_on(at)(most, rate, burst)
+    local tokens = go_on(at, most, rate, burst)
     local score = redis.call('ZSCORE', turns, id)
     local answer = lease / 1000
     if tonumber(score) < 0 then
       answer = 0
     elseif not known and redis.call('ZCOUNT', turns, 0, '+inf') > waiting then
-      redis.call('ZREM', turns, id) redis.call('ZREM', until_, id) redis.call('HDEL', key, 'p:' .. id)
+      forget(at, id)
       answer = -1
     elseif rate > 0 then
       answer = math.max(0.001, (redis.call('ZCOUNT', turns, 0, score) - tokens) / rate)
@@ -141,62 +145,55 @@ return found
 )
 
 
-async def give_turns(
-    commands: RedisConnection,
-    key: Callable[[str], str],
-    ended: Sequence[SharedTurn],
-    asked: Sequence[SharedTurn],
-    process: str,
-    lease: float,
-) -> TurnAnswer:
-    """See `SharedStore.turns`."""
-    keys, places, values = list[str](), dict[str, int](), list[Part]()
-    for number, turn in enumerate((*ended, *asked)):
-        place = places.get(turn.quota)
-        if place is None:
-            place = places[turn.quota] = len(keys) + 1
-            name = sha256(turn.quota.encode("utf-8", "replace")).hexdigest()[:32]
-            keys += [key(f"{part}:{{{name}}}") for part in ("quota", "turns", "until", "rounds")]
-        most = 1 << 31 if turn.running is None else turn.running
-        what = "end" if number < len(ended) else "ask"
-        whose = sha256(turn.whose.encode("utf-8", "replace")).hexdigest()[:32]
-        bounds = (most, repr(turn.per_second or 0), repr(turn.burst), turn.waiting)
-        values += (what, place, turn.id, whose, process, *bounds)
-    after, come = await commands.script(_TURNS, keys, round(lease * 1000), *values)
-    try:
-        seconds = [float(each) for each in after]
-        texts = [each.decode("ascii") for each in come]
-    except (TypeError, ValueError, AttributeError) as error:
-        raise NotOurs("Redis has a quota that was not written so") from error
-    return TurnAnswer([None if each < 0 else each for each in seconds], list(zip(texts[::2], texts[1::2], strict=True)))
+class RedisCounts(SharedRedis, SharedStore):
+    """What processes use up and know together."""
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
+        keys, places, values = list[str](), dict[str, int](), list[Part]()
+        for number, turn in enumerate((*ended, *asked)):
+            place = places.get(turn.quota)
+            if place is None:
+                place = places[turn.quota] = len(keys) + 1
+                name = _short(turn.quota)
+                keys += [self._key(f"{part}:{{{name}}}") for part in ("quota", "turns", "until", "rounds")]
+            most = 1 << 31 if turn.running is None else turn.running
+            what = "end" if number < len(ended) else "ask"
+            bounds = (most, repr(turn.per_second or 0), repr(turn.burst), turn.waiting)
+            values += (what, place, turn.id, _short(turn.whose), self.name, *bounds)
+        after, come = await self._script(_TURNS, keys, round(self.lease * 1000), *values)
+        try:
+            seconds = [float(each) for each in after]
+            texts = [each.decode("ascii") for each in come]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise NotOurs("Redis has a quota that was not written so") from error
+        pairs = list(zip(texts[::2], texts[1::2], strict=True))
+        return TurnAnswer([None if each < 0 else each for each in seconds], pairs)
+
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        name = _short(owner)
+        keys = [self._key(f"mark:{{{name}}}:{_short(mark)}"), self._key(f"marks:{{{name}}}")]
+        use = secrets.token_hex(8)
+        return bool(await self._script(_FIRST_USE, keys, use, max(1, round(seconds * 1000)), MOST_MARKS))
+
+    async def records(self, kind: str) -> dict[str, bytes]:
+        found = await self._script(_RECORDS, [self._key(f"records:{kind}")])
+        try:
+            return {name.decode(): data for name, data in zip(found[::2], found[1::2], strict=True)}
+        except (TypeError, AttributeError, ValueError) as error:
+            raise NotOurs("Redis has a record that was not written so") from error
+
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        values = list[Part]()
+        for change in changes:
+            values.append(change.name)
+            values += (b"" if each is None else b"=" + each for each in (change.known, change.data))
+        keep = max(1, round(seconds * 1000))
+        return bool(await self._script(_CHANGE, [self._key(f"records:{kind}")], keep, *values))
 
 
-async def first_use(
-    commands: RedisConnection, key: Callable[[str], str], owner: str, mark: str, seconds: float
-) -> bool:
-    """See `SharedStore.first_use`."""
-    name, used = (sha256(each.encode("utf-8", "replace")).hexdigest()[:32] for each in (owner, mark))
-    keys = [key(f"mark:{{{name}}}:{used}"), key(f"marks:{{{name}}}")]
-    return bool(
-        await commands.script(_FIRST_USE, keys, secrets.token_hex(8), max(1, round(seconds * 1000)), MOST_MARKS)
-    )
-
-
-async def records(commands: RedisConnection, key: Callable[[str], str], kind: str) -> dict[str, bytes]:
-    """See `SharedStore.records`."""
-    found = await commands.script(_RECORDS, [key(f"records:{kind}")])
-    try:
-        return {name.decode(): data for name, data in zip(found[::2], found[1::2], strict=True)}
-    except (TypeError, AttributeError, ValueError) as error:
-        raise NotOurs("Redis has a record that was not written so") from error
-
-
-async def change_records(
-    commands: RedisConnection, key: Callable[[str], str], kind: str, changes: Sequence[RecordChange], seconds: float
-) -> bool:
-    """See `SharedStore.change_records`."""
-    values = list[Part]()
-    for change in changes:
-        values.append(change.name)
-        values += (b"" if each is None else b"=" + each for each in (change.known, change.data))
-    return bool(await commands.script(_CHANGE, [key(f"records:{kind}")], max(1, round(seconds * 1000)), *values))
+def _short(name: str) -> str:
+    """Return a name for a key, of any text."""
+    return sha256(name.encode("utf-8", "replace")).hexdigest()[:32]

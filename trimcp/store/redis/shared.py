@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from struct import Struct
@@ -18,10 +18,10 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trimcp.store.redis import counted
 from trimcp.store.redis.connection import RedisLimits, RedisScript
+from trimcp.store.redis.counted import RedisCounts
 from trimcp.store.redis.resp import NotOurs, Part
-from trimcp.store.redis.streams import Redis, entries_of
+from trimcp.store.redis.streams import entries_of
 from trimcp.store.shared import (
     LEASE,
     MOST_LETTERS,
@@ -30,11 +30,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
-    RecordChange,
     SaveSession,
-    SharedStore,
-    SharedTurn,
-    TurnAnswer,
     Write,
 )
 from trimcp.support.bounds import checked
@@ -209,7 +205,7 @@ return 1
 
 
 @attrs.define(eq=False, field_transformer=checked())
-class RedisStore(SharedStore):
+class RedisStore(RedisCounts):
     """What processes of many machines keep together, in a Redis that they all name.
 
     A commit is kept as Redis keeps what it has: with an append-only file it outlives an end of Redis. A process that
@@ -223,51 +219,31 @@ class RedisStore(SharedStore):
         context: of `rediss://`; by default the system's certificates count.
     """
 
+    # All named again, for the order of the arguments.
     url: str = attrs.field(repr=False)
     prefix: str = "trimcp"
     lease: float = LEASE
     limits: RedisLimits = attrs.field(factory=RedisLimits)
     context: ssl.SSLContext | None = None
     name: str = attrs.field(init=False, default="")
-    _redis: Redis = attrs.field(init=False)
+    _what = "sessions"
     _commits: int = attrs.field(init=False, default=0)
     _next: str = attrs.field(init=False, default="0-1")  # the first entry of the mailbox that was not read
     _unread: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def __attrs_post_init__(self) -> None:
-        self._redis = self._new()
-
-    def _new(self) -> Redis:
-        return Redis(self.url, self.prefix, self.limits, self.context, tell=lambda entries: self._unread.set())
-
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Keep connections while the block runs, with a lease. Raises OSError: Redis cannot be used, or it is open."""
-        if self.name:
-            raise OSError(f"the sessions in {self._redis.address} are in use by this store already")
-        self._redis = redis = self._new()
-        self._next = "0-1"
-        self._unread.set()
-        try:
-            async with redis.opened():
-                self.name = redis.token
-                await self._renew("1")
-                try:
-                    yield
-                finally:
-                    with suppress(OSError), trio.move_on_after(_LAST, shield=True):  # else the lease ends by itself
-                        await redis.commands.repeat("DEL", self._lease_of(self.name), redis.mailbox)
-                        await redis.commands.repeat("SREM", self._key("processes"), self.name)
-        finally:
-            self.name = ""
-
-    @property
-    def failure(self) -> str:
-        """Why there is no connection now, or ""."""
-        return self._redis.commands.failure
-
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}:{name}"
+        async with self._used(lambda entries: self._unread.set()) as redis:
+            self.name, self._next = redis.token, "0-1"
+            self._unread.set()
+            await self._renew("1")
+            try:
+                yield
+            finally:
+                with suppress(OSError), trio.move_on_after(_LAST, shield=True):  # else the lease ends by itself
+                    await self._ask("DEL", self._lease_of(self.name), redis.mailbox)
+                    await self._ask("SREM", self._key("processes"), self.name)
 
     def _lease_of(self, name: str) -> str:
         return self._key(f"lease:{quote(name, '', errors='replace')}")
@@ -323,17 +299,15 @@ class RedisStore(SharedStore):
             change[3] = len(change) - 4
         script = _FREE if all(isinstance(write, EndSession | DropEvents) for write in writes) else _COMMIT
         values = chain.from_iterable(changes)
-        text = await self._redis.commands.script(script, keys, self.name, self._commits, MOST_LETTERS, *values)
+        text = await self._script(script, keys, self.name, self._commits, MOST_LETTERS, *values)
         return [write for number in bytes(text).split() for write in carried[int(number)]]
 
     async def _others(self) -> list[str]:
-        names = await self._redis.commands.repeat("SMEMBERS", self._key("processes"))
+        names = await self._ask("SMEMBERS", self._key("processes"))
         return [name.decode() for name in names if name.decode() != self.name]
 
     async def load(self, session: str) -> KeptSession | None:
-        holder, fence, data = await self._redis.commands.repeat(
-            "HMGET", self._places(session)[0], "holder", "fence", "data"
-        )
+        holder, fence, data = await self._ask("HMGET", self._places(session)[0], "holder", "fence", "data")
         if fence is None:
             return None
         name, number = _text(holder), _number(fence, data)
@@ -341,18 +315,17 @@ class RedisStore(SharedStore):
 
     async def take(self, session: str, fence: int) -> KeptSession | None:
         self._commits += 1
-        found = await self._redis.commands.repeat("HGET", self._places(session)[0], "holder")
+        found = await self._ask("HGET", self._places(session)[0], "holder")
         if found is None:
             return None
         holder = _text(found)
         keys = [*self._places(session), self._lease_of(self.name), self._lease_of(holder)]
-        taken = await self._redis.commands.script(_TAKE, keys, self.name, holder, fence, f"{self.name}-{self._commits}")
+        taken = await self._script(_TAKE, keys, self.name, holder, fence, f"{self.name}-{self._commits}")
         if taken is None:
             return None
-        number, data, streams = taken
-        return KeptSession(
-            self.name, _number(number, data), data, streams=[int.from_bytes(each, "big") for each in streams]
-        )
+        number, data, found = taken
+        streams = [int.from_bytes(each, "big") for each in found]
+        return KeptSession(self.name, _number(number, data), data, streams=streams)
 
     async def after(self, session: str, stream: int, seq: int) -> Sequence[tuple[int, bytes]]:
         first, last = _range(stream)
@@ -360,7 +333,7 @@ class RedisStore(SharedStore):
         events, more = list[tuple[int, bytes]](), 1
         while more:
             keys = [self._places(session)[1]]
-            more, found = await self._redis.commands.script(_AFTER, keys, first, last, _AT_ONCE)
+            more, found = await self._script(_AFTER, keys, first, last, _AT_ONCE)
             if any(len(event) < _PLACE.size for event in found):
                 raise NotOurs("Redis has an event that was not written so")
             events += [(_PLACE.unpack_from(event)[1], event[_PLACE.size :]) for event in found]
@@ -370,27 +343,15 @@ class RedisStore(SharedStore):
 
     async def agree(self, name: str, data: bytes) -> bytes:
         key = self._key(f"agreed:{quote(name, '')}")
-        found = await self._redis.commands.repeat("SET", key, data, "NX", "GET", "EX", _EVER)
+        found = await self._ask("SET", key, data, "NX", "GET", "EX", _EVER)
         return data if found is None else bytes(found)
-
-    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
-        return await counted.give_turns(self._redis.commands, self._key, ended, asked, self.name, self.lease)
-
-    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
-        return await counted.first_use(self._redis.commands, self._key, owner, mark, seconds)
-
-    async def records(self, kind: str) -> Mapping[str, bytes]:
-        return await counted.records(self._redis.commands, self._key, kind)
-
-    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
-        return await counted.change_records(self._redis.commands, self._key, kind, changes, seconds)
 
     async def receive(self) -> Sequence[bytes]:
         while True:
             await self._unread.wait()
             unread, self._unread = self._unread, trio.Event()
             try:
-                found = await self._redis.commands.script(_RECEIVE, [self._redis.mailbox], self._next, _AT_ONCE)
+                found = await self._script(_RECEIVE, [self._redis.mailbox], self._next, _AT_ONCE)
                 entries = entries_of(found)
             except BaseException:
                 self._unread = unread
@@ -407,10 +368,10 @@ class RedisStore(SharedStore):
         return await self._renew("0")
 
     async def _renew(self, begins: str) -> bool:
-        return bool(await self._redis.commands.script(_LEASE, self._own, self.name, round(self.lease * 1000), begins))
+        return bool(await self._script(_LEASE, self._own, self.name, round(self.lease * 1000), begins))
 
     async def retire(self) -> bool:
-        retired = bool(await self._redis.commands.script(_RETIRE, self._own, self.name, self._next))
+        retired = bool(await self._script(_RETIRE, self._own, self.name, self._next))
         if not retired:
             self._unread.set()
         return retired
@@ -420,7 +381,7 @@ class RedisStore(SharedStore):
         return [self._lease_of(self.name), self._key("processes"), self._redis.mailbox]
 
     async def gone(self, name: str) -> bool:
-        return not await self._redis.commands.repeat("EXISTS", self._lease_of(name))
+        return not await self._ask("EXISTS", self._lease_of(name))
 
 
 def _range(stream: int, before: int | None = None) -> tuple[bytes, bytes]:

@@ -6,16 +6,16 @@ import logging
 import os
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
 
 from trimcp.store.redis.address import RedisAddress, redis_address
 from trimcp.store.redis.connection import RedisConnection, RedisLimits, RedisLost, RedisScript
-from trimcp.store.redis.resp import NotOurs, RedisRefusal
+from trimcp.store.redis.resp import NotOurs, Part, RedisRefusal
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
 
@@ -164,3 +164,49 @@ class Redis:
     def _tell_all(self) -> None:
         for followed in list(self._followed.values()):
             followed.tell(None)
+
+
+@attrs.define(eq=False)
+class SharedRedis:
+    """A store in a Redis, and the other processes on it."""
+
+    url: str = attrs.field(repr=False)
+    prefix: str = "trimcp"
+    limits: RedisLimits = attrs.field(factory=RedisLimits)
+    context: ssl.SSLContext | None = None
+    _redis: Redis = attrs.field(init=False)
+    _open: bool = attrs.field(init=False, default=False)
+    _what: ClassVar[str]  # it keeps, such as "contexts"
+
+    def __attrs_post_init__(self) -> None:
+        self._redis = self._new()
+
+    def _new(self, tell: Tell = lambda entries: None) -> Redis:
+        return Redis(self.url, self.prefix, self.limits, self.context, tell)
+
+    @property
+    def failure(self) -> str:
+        """Why there is no connection now, or ""."""
+        return self._redis.commands.failure
+
+    @asynccontextmanager
+    async def _used(self, tell: Tell = lambda entries: None) -> AsyncIterator[Redis]:
+        """Keep connections, under a new name, while the block runs; `tell` as in `Redis`.
+
+        Raises OSError: Redis cannot be used, or this store is open.
+        """
+        if self._open:
+            raise OSError(f"the {self._what} in {self._redis.address} are in use by this store already")
+        self._open = True
+        try:
+            self._redis = redis = self._new(tell)
+            async with redis.opened():
+                yield redis
+        finally:
+            self._open = False
+
+    async def _ask(self, *parts: Part) -> Any:
+        return await self._redis.commands.repeat(*parts)
+
+    async def _script(self, script: RedisScript, keys: Sequence[str], *values: Part) -> Any:
+        return await self._redis.commands.script(script, keys, *values)

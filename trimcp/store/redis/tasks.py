@@ -7,7 +7,6 @@ the owners stand in another one, in the order in which they are served.
 
 from __future__ import annotations
 
-import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,9 +15,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.store.redis.connection import RedisLimits, RedisScript
+from trimcp.store.redis.connection import RedisScript
 from trimcp.store.redis.resp import NotOurs, Part, stored
-from trimcp.store.redis.streams import Entry, Redis
+from trimcp.store.redis.streams import Entry, SharedRedis
 from trimcp.store.tasks import COLUMNS, KeptTask, TaskStore, facts_of, in_turn, noted, restored
 from trimcp.wire.jsonrpc import encode
 
@@ -208,7 +207,7 @@ end
 
 
 @attrs.define(eq=False)
-class RedisTasks(TaskStore):
+class RedisTasks(SharedRedis, TaskStore):
     """Tasks in Redis, for processes on many machines.
 
     A task is kept as Redis keeps what it has: with an append-only file it outlives an end of Redis.
@@ -221,31 +220,16 @@ class RedisTasks(TaskStore):
     """
 
     durable = True
-
-    url: str = attrs.field(repr=False)
-    prefix: str = "trimcp"
-    limits: RedisLimits = attrs.field(factory=RedisLimits)
-    context: ssl.SSLContext | None = None
-    _redis: Redis = attrs.field(init=False)
-    _open: bool = attrs.field(init=False, default=False)
+    _what = "tasks"
     _count: int = attrs.field(init=False, default=0)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
-
-    def __attrs_post_init__(self) -> None:
-        self._redis = Redis(self.url, self.prefix, self.limits, self.context)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Keep connections while the block runs. Raises OSError: Redis cannot be used, or it is open."""
-        if self._open:
-            raise OSError(f"the tasks in {self._redis.address} are in use by this store already")
-        self._open = True
-        try:
-            async with self._redis.opened():
-                await self._redis.follow(self._key("changes"), "0-0", self._hear)
-                yield
-        finally:
-            self._open = False
+        async with self._used() as redis:
+            await redis.follow(self._key("changes"), "0-0", self._hear)
+            yield
 
     def _key(self, *names: str) -> str:
         return ":".join((self.prefix, "tasks", *names))
@@ -256,12 +240,6 @@ class RedisTasks(TaskStore):
     def _keys_of(self, runner: str) -> list[str]:
         """Return the keys of a runner: its lease, what it runs, what it was told."""
         return [self._key(name, runner) for name in ("lease", "run", "told")]
-
-    async def _script(self, script: RedisScript, keys: Sequence[str], *values: Part) -> Any:
-        return await self._redis.commands.script(script, list(keys), *values)
-
-    async def _ask(self, *parts: Part) -> Any:
-        return await self._redis.commands.repeat(*parts)
 
     async def create(self, task: KeptTask) -> None:
         await self._keep(task, "1")
