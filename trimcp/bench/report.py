@@ -360,7 +360,7 @@ class Snapshot:
         return self.times.count / self.seconds
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class Report(Counts):
     """The results of a measurement.
 
