@@ -18,7 +18,7 @@ import attrs
 import orjson
 import pytest
 import trio
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from rich.text import Text
 
 import trimcp
@@ -230,8 +230,8 @@ def running(words: list[str], env: dict[str, str], folder: Path, **streams: Any)
                 process.kill()
 
 
-def done(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRIMCP, *words], env=place.env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def done(place: Place, *words: str) -> Result:
+    return CliRunner().invoke(app, words, env=place.env, prog_name="trimcp")
 
 
 @pytest.mark.parametrize(
@@ -283,16 +283,16 @@ async def test_a_socket_that_says_nothing_is_not_waited_for_for_ever(autojump_cl
 @pytest.mark.slow
 def test_ps_and_top_tell_of_it_once(place: Place) -> None:
     told = done(place, "ps")
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (told.exit_code, told.stderr) == (0, "")
     assert told.stdout.splitlines()[1].split() == [str(place.pid), "1", "1", "builder", "1.0"]
     assert json.loads(done(place, "ps", "--json").stdout)[0]["running"] == 1
     told = done(place, "top", str(place.pid), "--once")
-    assert told.returncode == 0
+    assert told.exit_code == 0
     assert "50%" in told.stdout
     (picture,) = json.loads(done(place, "top", "--json").stdout)
     assert picture["sessions"][0]["requests"][0]["message"] == "half"
     refused = done(place, "top", "1")
-    assert (refused.returncode, refused.stderr) == (2, "Error: no server 1 can be looked at: trimcp ps\n")
+    assert (refused.exit_code, refused.stderr) == (2, "Error: no server 1 can be looked at: trimcp ps\n")
 
 
 def read_until(terminal: int, text: str) -> str:
@@ -381,7 +381,7 @@ def test_a_viewer_that_is_killed_costs_the_server_nothing(place: Place) -> None:
         read_until(terminal, "build")
         viewer.kill()
     told = done(place, "top", "--once")
-    assert told.returncode == 0
+    assert told.exit_code == 0
     assert "build" in told.stdout
     os.close(terminal)
     os.close(line)
@@ -405,14 +405,14 @@ def test_processes_that_share_a_port_are_looked_at_over_the_network(tmp_path: Pa
         assert "half" in caller.stderr.readline()
         place = Place(env, caller, server.pid)
         told = done(place, "top", url, "--bearer", "OPERATOR", "--json")
-        assert (told.returncode, told.stderr) == (0, "")
+        assert (told.exit_code, told.stderr) == (0, "")
         pictures = json.loads(told.stdout)
         assert len({one["pid"] for one in pictures}) == 2
         assert sum(one["statistics"]["running"] for one in pictures) == 1
         assert "50%" in done(place, "top", url, "--bearer", "OPERATOR", "--once").stdout
         for bearer, why in (("USER_TOKEN", "does not have the scope trimcp:admin"), (None, "it wants a token")):
             refused = done(place, "top", url, "--once", *(() if bearer is None else ("--bearer", bearer)))
-            assert refused.returncode == 3
+            assert refused.exit_code == 3
             assert why in refused.stderr
             assert refused.stdout == ""
         server.terminate()
