@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from tests.cli.test_app import SERVER
+from trimcp.cli.app import app
 
 TRIMCP = [sys.executable, "-m", "trimcp.cli"]
 SECONDS = 60
@@ -25,15 +27,15 @@ def file(tmp_path: Path) -> Path:
     return found
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRIMCP, *words], capture_output=True, text=True, timeout=SECONDS, check=False)
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words, prog_name="trimcp")
 
 
 def test_for_a_host_it_is_a_program(file: Path) -> None:
     gateway = shlex.join([*TRIMCP, "gateway", str(file)])
     for revision in ("2025-06-18", "2026-07-28"):
         done = run("call", gateway, "one__add", "a=1", "b=2", "--revision", revision)
-        assert (done.returncode, done.stdout) == (0, SUM), done.stderr
+        assert (done.exit_code, done.stdout) == (0, SUM), done.stderr
     shown = run("inspect", gateway).stdout
     assert "one__add" in shown
     assert "two__add" in shown
@@ -51,7 +53,7 @@ def test_over_http_tokens_say_who_sees_what(file: Path, tmp_path: Path) -> None:
         try:
             assert gateway.stderr is not None
             url = next(line.split()[2] for line in gateway.stderr if line.startswith("listening on http"))
-            assert run("call", url, "one__add", "a=1", "b=2").returncode == 3
+            assert run("call", url, "one__add", "a=1", "b=2").exit_code == 3
             for name, seen in (("ann", True), ("bob", False)):
                 done = run("call", url, "two__add", "a=1", "b=2", "--bearer", f"@{tmp_path / name}")
                 assert (done.stdout == SUM) is seen, done.stderr
@@ -74,7 +76,7 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         else:
             file.write_text(text)
         done = run("gateway", str(file))
-        assert done.returncode == 2
+        assert done.exit_code == 2
         assert why in done.stderr
         assert "Traceback" not in done.stderr
     file.write_text("{}")

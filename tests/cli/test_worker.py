@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 import trimcp
 from tests.store.test_task_kills import (
@@ -23,6 +24,7 @@ from tests.store.test_task_kills import (
     started,
     worker,
 )
+from trimcp.cli.app import app
 
 PLAIN = "import trimcp\nserver = trimcp.Server('plain')\n"
 
@@ -42,10 +44,13 @@ PLAIN = "import trimcp\nserver = trimcp.Server('plain')\n"
         (["worker", "none.py", "--store", "sqlite:///tmp/x.db"], "there is no file none.py"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(words: list[str], says: str, tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(PLAIN)
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, cwd=tmp_path, timeout=SECONDS)
-    assert done.returncode == 2
+def test_what_cannot_be_is_said_in_a_sentence(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.py").write_text(PLAIN)
+    done = CliRunner().invoke(app, words, prog_name="trimcp")
+    assert done.exit_code == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
