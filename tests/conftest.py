@@ -170,17 +170,18 @@ class _Indexed(list[str]):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file together, for what they share, but where each has all to itself and takes its time.
+    """Keep the tests of a file together, for what they share, but where each takes its time and has all to itself, or
+    shares with all of its process.
 
     The largest files come first, and those single tests last, mixed: in their order, all that wait for a clock would do
-    so beside each other, while no process has anything to do.
+    so beside each other, while no process has anything to do; and nobody waits for whoever has the last file.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if file.startswith("tests/interaction/") else file
+            return nodeid if file.startswith(("tests/interaction/", "tests/guarantees/")) else file
 
         def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
             super().add_node_collection(node, collection)
