@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
 
 FEWEST, MOST = 3, 40
 CLEAR = 4  # what is so many times cheaper than it may be needs no further turn
@@ -72,3 +74,24 @@ def assert_costs(work: Callable[[], object], *, at_most: float, times: Callable[
             work()
         with turn.of_yardstick():
             times()
+
+
+class Other:
+    """A task that always wants its turn, and how many it has had."""
+
+    turns = 0
+
+    async def run(self) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            self.turns += 1
+
+
+@asynccontextmanager
+async def another_task() -> AsyncIterator[Other]:
+    """Run a task beside the body, which finds in its turns how often the body let others run."""
+    other = Other()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.run)
+        yield other
+        nursery.cancel_scope.cancel()

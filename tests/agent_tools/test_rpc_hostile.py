@@ -18,6 +18,7 @@ from tests.agent_tools.rpc_support import PB, SERVICE, serving
 from tests.fuzz.effort import PATIENCE, count
 from tests.peers.serving import ServedHere, connect
 from tests.peers.states import until
+from tests.yardsticks import another_task
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
 from trimcp.agent_tools.messages import protobuf, steps
@@ -240,33 +241,17 @@ async def stays(a: list[None]) -> str:
 
 
 async def test_large_values_are_converted_in_turns() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with another_task() as other:
         found = await steps.in_turns(protobuf.read_object(nulls(100_000), protobuf.MemberCount()))
-        assert turns >= 190
-        before = turns
+        assert other.turns >= 190
+        before = other.turns
         assert await steps.in_turns(protobuf.write_object(found, protobuf.MemberCount())) == nulls(100_000)
-        assert turns - before >= 190
-        nursery.cancel_scope.cancel()
+        assert other.turns - before >= 190
 
 
 async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
     """However many callers there are, others wait for one part of one conversion."""
-    parts = turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
+    parts = 0
 
     def conversion() -> steps.Steps[None]:
         nonlocal parts
@@ -274,14 +259,11 @@ async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
             parts += 1
             yield
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
-        async with trio.open_nursery() as callers:
-            for _ in range(20):
-                callers.start_soon(steps.in_turns, conversion())
-        nursery.cancel_scope.cancel()
+    async with another_task() as other, trio.open_nursery() as callers:
+        for _ in range(20):
+            callers.start_soon(steps.in_turns, conversion())
     assert parts == 2_000
-    assert turns >= parts
+    assert other.turns >= parts
 
 
 async def test_few_conversions_are_in_memory_by_halves_and_short_ones_wait_for_no_long_one() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import trio
 
 import trimcp
+from tests.yardsticks import another_task
 from trimcp.errors import LocalError, RemoteError
 from trimcp.server.tool_search import _words, rank, words_of
 from trimcp.session.context import Context
@@ -55,20 +55,10 @@ async def test_a_long_search_lets_others_have_their_turns() -> None:
     assert await rank("a", []) == []
     words = [f"w{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
     tool = Tool(name="t", input_schema={"type": "object"}, description=" ".join(words))
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with another_task() as other:
         best = await rank(" ".join(words), [words_of(tool)] * 4_000)
-        nursery.cancel_scope.cancel()
     assert len(best) == 4_000
-    assert turns >= len(words) - 3  # one after each word; who begins and who ends first is chance
+    assert other.turns >= len(words) - 3  # one after each word; who begins and who ends first is chance
 
 
 async def test_the_first_search_lets_others_have_their_turns_while_words_are_counted() -> None:
@@ -76,21 +66,11 @@ async def test_the_first_search_lets_others_have_their_turns_while_words_are_cou
     for number in range(500):
         server.add_tool(nothing, name=f"tool_{number}", description="one of many tools")
     server.search_tools()
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async with connected(server) as session, trio.open_nursery() as nursery:
-        nursery.start_soon(others)
+    async with connected(server) as session, another_task() as other:
         await found(session, "tool 77")
-        first, turns = turns, 0
+        first = other.turns
         await found(session, "tool 77")
-        assert first >= turns + 500 // 10 - 10  # nothing is counted the second time
-        nursery.cancel_scope.cancel()
+        assert first >= (other.turns - first) + 500 // 10 - 10  # nothing is counted the second time
 
 
 async def test_a_search_looks_for_some_words_only() -> None:
