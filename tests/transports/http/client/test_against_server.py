@@ -126,9 +126,33 @@ async def connected(
         yield face, session
 
 
+class Steps(trio.abc.Instrument):
+    """The names of the tasks that had a turn."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.names.append(task.name)
+
+
 async def echo(session: trimcp.ClientSession, text: str) -> None:
     result = await session.call_tool("echo", {"text": text})
     assert result.content[0].text == text
+
+
+@pytest.mark.parametrize("revision", [V2025_11_25, V2026_07_28])
+async def test_a_call_alone_takes_no_turn_of_the_writer(revision: Revision) -> None:
+    steps = Steps()
+    async with connected(revision) as (_, session):
+        for _ in range(3):  # the first opens the connection; which call comes alone is known after the next
+            await echo(session, "before")
+            await wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(steps)
+        await echo(session, "alone")
+        trio.lowlevel.remove_instrument(steps)
+    assert any("PooledConnection" in name for name in steps.names)
+    assert [name for name in steps.names if "_ChannelDriver.write" in name] == []
 
 
 @REVISIONS

@@ -42,6 +42,7 @@ class HttpChannel(MessageChannel):
     """
 
     mirrors_headers = True
+    sends_now = True
     half_open = False  # when the stream ends, the server accepts no more answers
 
     def __init__(
@@ -114,6 +115,16 @@ class HttpChannel(MessageChannel):
                 self._notices.cancel(outgoing, post)
         else:
             await self._notices.send(outgoing)
+
+    def send_nowait(self, outgoing: Outgoing) -> Outgoing | None:
+        """Write a request on an idle connection; all else is left to `send`, whose tasks belong to no caller."""
+        h1 = self.http.h1
+        if outgoing.kind is not Kind.REQUEST or h1 is None or not h1.pool.begins_at_once:
+            return outgoing
+        if self._events is not None or self._closed or self._state.over:
+            return outgoing
+        pushed = self._state.can_push(outgoing) and self._posts.submit(Post(outgoing, self._state))
+        return None if pushed else outgoing
 
     async def receive(self) -> Sequence[Incoming]:
         return await self._inbox.receive()

@@ -52,7 +52,12 @@ class ClientConnection:
 
     def is_quiet(self) -> bool:
         """Return whether nothing has arrived that is not read, as far as that is known."""
-        return self._wire is not None and self._wire.is_quiet()
+        return self._wire is not None and not self._parts and self._wire.is_quiet()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it can write a request at once, and knows then of all that has arrived."""
+        return self._wire is not None and self._wire.at_once
 
     async def receive(self) -> int:
         """Wait for bytes, parse them, and return how many; 0 when the server has closed. Cancelling loses nothing.

@@ -280,6 +280,11 @@ class Pool:
         waiting = len(self._waiting)
         return HttpClientStatistics("trimcp", len(self._connections), len(self._idle), busy + waiting, waiting)
 
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether the next request is written at once, on an idle connection that no input is hidden in."""
+        return bool(self._idle) and next(reversed(self._idle)).at_once
+
     def begin(self, exchange: ClientExchange) -> None:
         """Send a request on an idle connection at once, or on the next one that is there. Never blocks."""
         while self._idle:

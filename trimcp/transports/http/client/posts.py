@@ -164,18 +164,16 @@ class Post:
 
     def _push(self) -> bool:
         """Write the request at once; return False if something has to be done before."""
-        state, session = self._state, self._state.session
-        h1, confirming = state.http.h1, session.confirming
-        if h1 is None or (confirming is not None and not confirming.is_set()):
+        state = self._state
+        if not state.can_push(self.outgoing):
             return False
-        if session.revision is None and not self.outgoing.headers:
-            return False  # perhaps `initialize`
         try:
             self.request = state.post_bytes(self.outgoing)
         except ExchangeBroken:
             return False  # the attempt in the task reports it
-        self._session_id = session.id
-        h1.pool.begin(self)
+        self._session_id = state.session.id
+        assert state.http.h1 is not None
+        state.http.h1.pool.begin(self)
         return True
 
     def sent(self) -> None:

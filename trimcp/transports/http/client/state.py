@@ -238,6 +238,13 @@ class ClientState:
         """Return the headers of the POST that carries a message."""
         return {**ACCEPT, **self.session.headers(), **(outgoing.headers or {})}
 
+    def can_push(self, outgoing: Outgoing) -> bool:
+        """Return whether nothing has to be done before a request is written to a connection of our own."""
+        confirming = self.session.confirming
+        if self.http.h1 is None or (confirming is not None and not confirming.is_set()):
+            return False
+        return self.session.revision is not None or bool(outgoing.headers)  # else it is perhaps `initialize`
+
     def post_bytes(self, outgoing: Outgoing) -> bytes:
         """Return the POST that carries a message, head and body. What its head shares with others is made once.
 

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, NoReturn, Self, TypeAlias
+from typing import ClassVar, Final, NoReturn, Self, TypeAlias
 
 import trio
 
@@ -90,6 +90,8 @@ class Wire(ABC):
     """One connection's bytes. One task reads and closes; at most one task drains; any task may call `try_write`."""
 
     __slots__ = ("_open", "_scope", "error")
+    at_once: ClassVar[bool] = True
+    """Whether `try_write` can write, and `is_quiet` knows of all input: a stream may hold some back (TLS)."""
 
     def __init__(self) -> None:
         self._open = True
@@ -390,6 +392,7 @@ class StreamWire(Wire):
     """
 
     __slots__ = ("_certificate", "_heard", "_stream", "_wakes")
+    at_once: ClassVar[bool] = False
 
     def __init__(self, stream: trio.abc.Stream, *, wakes: bool = True) -> None:
         super().__init__()
