@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.text import Annotation
 
 from tests.cli.reports import a_report, some_errors
 from trimcp.bench.report import Histogram, Second
@@ -75,6 +74,7 @@ def test_plot_and_table_have_the_same_percentiles(tmp_path: Path) -> None:
 def test_lines_to_labels_cross_nothing(tmp_path: Path) -> None:
     """All labels are in one row and in the order of their lines, which begin below them."""
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
     from trimcp.cli.bench.plot import _draw_latencies
 
