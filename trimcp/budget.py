@@ -55,12 +55,13 @@ class TurnBound:
     Work that takes more than is left is done all the same; what comes after it waits for the next turn.
     """
 
-    __slots__ = ("_at_once", "_lot", "_most", "left")
+    __slots__ = ("_at_once", "_coming", "_lot", "_most", "left")
 
     def __init__(self, most: int, at_once: int = 1) -> None:
         self._most = most
         self._at_once = at_once  # tasks that may go on in each turn, of those that wait
         self._lot = trio.lowlevel.ParkingLot()
+        self._coming = False  # whether `_next_turn` will be called: to ask Trio for that costs a system call
         self.left: int = most  # in this turn; work takes from it. At 0 or less, the next work calls `wait` first.
 
     async def wait(self, amount: int = 0) -> None:
@@ -79,9 +80,12 @@ class TurnBound:
         self.left = self._most
 
     def _refill_soon(self) -> None:
-        trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn, idempotent=True)
+        if not self._coming:
+            self._coming = True
+            trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn)
 
     def _next_turn(self) -> None:
+        self._coming = False
         self.left = self._most
         self._lot.unpark(count=self._at_once)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import attrs
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ import trio.testing
 from hypothesis import given
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.budget import LITTLE, Budget, MemoryAccount, MemoryCharge
+from trimcp.budget import LITTLE, Budget, MemoryAccount, MemoryCharge, TurnBound
 
 MIB = 1024 * 1024
 
@@ -303,6 +304,31 @@ async def test_large_messages_are_parsed_in_turn_and_counted_while_they_wait(
     budget.parsed()
     await holding.wait_for_turn(MIB)  # of a clock that stands still nobody waits for ever
     assert not budget.take_turn()
+
+
+async def test_the_next_turn_is_asked_for_once_however_many_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, reads, asked = TurnBound(2, 2), 0, 0
+    run_sync_soon = trio.lowlevel.TrioToken.run_sync_soon
+
+    def counted(token: trio.lowlevel.TrioToken, function: Callable[[], object]) -> None:
+        nonlocal asked
+        asked += 1
+        run_sync_soon(token, function)
+
+    async def read() -> None:
+        nonlocal reads
+        await turns.wait(1)
+        reads += 1
+
+    monkeypatch.setattr(trio.lowlevel.TrioToken, "run_sync_soon", counted)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(read)
+        for turn in range(1, 8):
+            await trio.lowlevel.checkpoint()
+            assert reads <= 2 * turn
+            assert asked <= turn
+    assert reads == 10
 
 
 def test_the_step_is_chosen_anew_at_twice_as_many_holdings_and_at_half() -> None:

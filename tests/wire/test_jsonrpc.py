@@ -484,6 +484,16 @@ def test_what_json_cannot_carry_is_refused(value: Any) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), Color.NAN, [1.5, float("nan")], {"a": [float("nan")]}])
+@pytest.mark.parametrize("beside", [0, 1_000])
+def test_what_json_cannot_carry_is_refused_beside_a_large_text(value: Any, beside: int) -> None:
+    text = "a null " * 10_000
+    around: dict[str, Any] = {"text": text, "more": [None] * beside, "value": None}
+    assert orjson.loads(encode(around)) == around
+    with pytest.raises(Unencodable):
+        encode({**around, "value": value})
+
+
 def test_too_deep_or_circular_is_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
@@ -529,10 +539,13 @@ def test_a_number_that_does_not_fit_is_found_wherever_pieces_meet(place: int) ->
     assert isinstance(parse(text.replace(b"18446744073709551616", b"18446744073709551615")), Request)
 
 
-@pytest.mark.parametrize("filler", [b"a", b"1a", b"12345 "])
-@pytest.mark.parametrize("at", [0, 1, 17, 18, 19, 100_003, 299_980])
-def test_a_number_beyond_64_bits_is_found_wherever_it_stands_in_a_large_message(at: int, filler: bytes) -> None:
-    text = (filler * 300_000)[:300_000]
+@pytest.mark.parametrize("filler", [b"a", b"1a", b"12345 ", b"a" * 300 + b"1234567890123456789"])
+@pytest.mark.parametrize("at", [0, 1, 17, 18, 19, 4_003, 100_003, 299_980])
+@pytest.mark.parametrize("size", [4_500, 300_000])
+def test_a_number_beyond_64_bits_is_found_wherever_it_stands_in_a_large_message(
+    at: int, filler: bytes, size: int
+) -> None:
+    text = (filler * size)[:size]
     before, behind = text[:at], text[at:]
     good = b'{"jsonrpc":"2.0","method":"x","params":{"a":"%b","n":%d,"b":"%b"}}'
     assert isinstance(parse(good % (before, 2**63 - 1, behind)), Notification)

@@ -334,7 +334,13 @@ def members_in(data: bytes, limit: int) -> int:
 
 def deeper_than(limit: int, data: bytes) -> bool:
     """Return whether valid JSON text nests arrays and objects deeper than `limit`."""
-    if _without(_NOT_OPENERS, data) <= limit:
+    if len(data) <= _PIECE:
+        # A few brackets are removed in a tenth of the time in which all other bytes are.
+        rest = len(data.replace(b"[", b"", limit + 1)) + len(data.replace(b"{", b"", limit + 1))
+        openers = 2 * len(data) - rest
+    else:
+        openers = _without(_NOT_OPENERS, data)
+    if openers <= limit:
         return False
     depth = 0
     for piece in _outside_strings(data):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
+_BODY_READ: Final = 256 * 1024  # bytes per read of a body of known length: each read costs a turn of the loop
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -317,7 +318,8 @@ class H1Connection:
                             raise RequestRefused(503, "too much is being received; try again later")
                     if size >= READ_SIZE:
                         await holding.budget.reads.wait(1)
-                    if not await self._more():
+                    most = READ_SIZE if request.length is None else _BODY_READ
+                    if not await self._more(most):
                         return None
                 data = parser.next_data()
             self._deadline.clear()
@@ -374,8 +376,8 @@ class H1Connection:
 
     # Reading
 
-    async def _more(self, *, idle: bool = False, answered: bool = False) -> bool:
-        """Wait for more input; return False if the connection ends. Raises RequestRefused: it took too long.
+    async def _more(self, most: int = READ_SIZE, *, idle: bool = False, answered: bool = False) -> bool:
+        """Wait for more input, at most so many bytes; False if the connection ends. Raises RequestRefused: too late.
 
         `idle`: no request has begun, so the connection can end without a response. `answered`: it was sent already.
         """
@@ -390,7 +392,7 @@ class H1Connection:
             if self.writer.broken or (idle and self._hosting.draining and self._wire.is_quiet()):
                 self._lost = True  # what has come already is answered
                 return False
-            data = await self._wire.read(READ_SIZE, self._answer if idle else None)
+            data = await self._wire.read(most, self._answer if idle else None)
             self._yielded = True
             if data:
                 if not (idle and self._answer(data)):
