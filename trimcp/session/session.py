@@ -167,8 +167,8 @@ class Session:
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Process received messages. Never waits and never raises because of what a peer sent."""
-        receive = self.engine.receive
-        self._now = trio.current_time()
+        receive, tasks = self.engine.receive, self.jobs.tasks
+        self._now = trio.current_time() if tasks is None else tasks.now()
         if self.transport.sends_now:
             self.transport.alone = len(batch) == 1
         for incoming in batch:

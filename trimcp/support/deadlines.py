@@ -17,10 +17,16 @@ import attrs
 import trio
 
 
+def own_clock() -> Callable[[], float]:
+    """Return what tells the time as `trio.current_time` does within this run of Trio, for a third of the price."""
+    return trio.lowlevel.current_clock().current_time
+
+
 @attrs.define(eq=False)
 class Deadlines:
     """Watches deadlines; `run` is its task."""
 
+    now: Callable[[], float] = attrs.field(init=False, default=trio.current_time)  # the time on Trio's clock
     _heap: list[tuple[float, int, Deadline]] = attrs.field(init=False, factory=list)
     _numbers: Iterator[int] = attrs.field(init=False, factory=itertools.count)
     _sleep: trio.CancelScope | None = attrs.field(init=False, default=None)
@@ -32,10 +38,14 @@ class Deadlines:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        while True:
-            with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as self._sleep:
-                await trio.sleep_forever()
-            self._look(trio.current_time())
+        self.now = own_clock()
+        try:
+            while True:
+                with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as self._sleep:
+                    await trio.sleep_forever()
+                self._look(self.now())
+        finally:
+            self.now = trio.current_time
 
     def _look_at(self, when: float, deadline: Deadline) -> None:
         heapq.heappush(self._heap, (when, next(self._numbers), deadline))
@@ -69,7 +79,7 @@ class Deadline:
     def set(self, seconds: float) -> None:
         """Let it pass in so many seconds, whatever was set before."""
         self.passed = False
-        self._due = due = trio.current_time() + seconds
+        self._due = due = self._watch.now() + seconds
         if due < self._looked_at:
             self._looked_at = due
             self._watch._look_at(due, self)
@@ -129,7 +139,7 @@ class DeadlineQueue:
 
     def add(self, item: Timed) -> None:
         """Call `item.timed_out` after the queue's time, unless it is removed before."""
-        self._since[item] = trio.current_time()
+        self._since[item] = self._deadlines.now()
         if not self._is_set:
             self._is_set = True
             self._deadline.set(self._seconds)
@@ -139,7 +149,7 @@ class DeadlineQueue:
         self._since.pop(item, None)
 
     def _look(self) -> None:
-        now = trio.current_time()
+        now = self._deadlines.now()
         while self._since:
             item, since = next(iter(self._since.items()))
             if (left := since + self._seconds - now) > 0:

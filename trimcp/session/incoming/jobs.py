@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from trimcp.session.incoming.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
 from trimcp.session.scopes import WaitingTasks
+from trimcp.support.deadlines import own_clock
 from trimcp.support.nurseries import innermost_scope
 from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
@@ -49,6 +50,7 @@ class HandlerTasks:
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
     # bounds the large results of a turn of the event loop, whether their handlers have waited or not
     results: TurnBound = attrs.field(init=False, factory=results_per_turn)
+    now: Callable[[], float] = attrs.field(init=False, factory=own_clock)
 
     def run_soon(self, job: Job) -> None:
         """Have a worker task run a job, from the next turn of the event loop on. Never blocks."""
@@ -77,12 +79,12 @@ class HandlerTasks:
     async def _work_in_scope(self, me: trio.lowlevel.Task, context: contextvars.Context) -> bool:
         """Run jobs within one cancel scope. Returns whether this task may run more; else it must end."""
         job: Job | None = None
-        left_open = False
+        left_open = cancelled = False
         taken = 0
         try:
             with trio.CancelScope() as scope:
                 around = innermost_scope(me)
-                while not scope.cancel_called:
+                while not cancelled:
                     if not self._jobs or taken >= _TURN or self.results.left <= 0:
                         taken = 0
                         if self._jobs and not self._coming:
@@ -104,6 +106,9 @@ class HandlerTasks:
                         if job.failure is not None:
                             break
                     ended, job = job, None
+                    # Who cancels its scope leaves a trace in the job. To ask each time would be to ask the clock, too.
+                    if ended.cancelled is not None or ended.extras is not None:
+                        cancelled = scope.cancel_called
                     ended.end()
                     if _changed(context):
                         return False

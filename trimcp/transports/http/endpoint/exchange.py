@@ -344,7 +344,7 @@ class Exchange(Handler, StreamSink):
         if own is not None:
             own.close()
         if self.session is not None:
-            self.session.used = trio.current_time()
+            self.session.used = shared.deadlines.now()
 
 
 @attrs.define(eq=False)

@@ -180,7 +180,7 @@ class HttpSession(StreamSink):
     def _keep(self, number: int, *, delivered: bool) -> None:
         if delivered:
             self._unread.pop(number, None)
-            self._ended[number] = trio.current_time()
+            self._ended[number] = self.shared.deadlines.now()
         else:
             self._unread[number] = None
         if len(self._ended) + len(self._unread) > self.shared.settings.max_replays:
