@@ -304,6 +304,40 @@ async def sessions_over_http(revision: str, number: int) -> AsyncIterator[Work]:
 
 
 @asynccontextmanager
+async def told_over_http(revision: str, number: int) -> AsyncIterator[Work]:
+    """Sessions that are told, each on its stream, that a resource has changed."""
+    server, uri, streams = make_server(), "check://greeting", []
+
+    @server.resource(uri)
+    async def greeting() -> str:
+        """Return a greeting."""
+        return "hello"
+
+    async with listening(server=server) as path:
+        connection = Http(dial(path), revision)
+        for _ in range(number):
+            http = await opened(connection)
+            stream = attrs.evolve(http, peer=dial(path))
+            await stream.send("GET", "/mcp", "Accept: text/event-stream\r\n")
+            await stream.head()
+            await http.post(request(revision, "resources/subscribe", {"uri": uri})[1])
+            streams.append(stream)
+
+        clock: Any = trio.lowlevel.current_clock()
+
+        async def work() -> None:
+            clock.now += 1.0  # the last event was long ago, so this one is written at once
+            server.resource_updated(uri)
+            for stream in streams:
+                while b'"notifications/resources/updated"' not in await stream.chunk():
+                    pass  # the stream's first event, or a comment that keeps it alive
+
+        yield work
+        for http in (connection, *streams):
+            http.peer.close()
+
+
+@asynccontextmanager
 async def calls_over_sse(number: int) -> AsyncIterator[Work]:
     """HTTP+SSE of 2024-11-05."""
     async with listening() as path:
@@ -543,6 +577,7 @@ CELLS: dict[str, Cell] = {
     "HTTP 2026-07-28, progress": Cell(256, partial(progress_over_http, MODERN, 256)),
     "HTTP 2026-07-28, 100 KB": Cell(8, partial(calls_over_http, MODERN, 8, _LARGE)),
     "HTTP 2026-07-28, list of 1,000 tools": Cell(8, partial(list_over_http, MODERN, 8, 1_000)),
+    "HTTP 2025-11-25, a change told": Cell(64, partial(told_over_http, LEGACY, 64)),
     "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
     "agent tools": Cell(128, partial(calls_of_agents, 128)),
     "agent tools, in a context": Cell(128, partial(calls_of_agents, 128, context_id="ctx-1")),

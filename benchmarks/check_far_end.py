@@ -214,10 +214,15 @@ class Http:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Read the chunks of a body."""
-        while size := int(await self.peer.until(b"\r\n"), 16):
-            yield await self.peer.exactly(size)
-            await self.peer.exactly(2)
+        while chunk := await self.chunk():
+            yield chunk
+
+    async def chunk(self) -> bytes:
+        """Read one chunk, which is empty at the end of the body."""
+        size = int(await self.peer.until(b"\r\n"), 16)
+        chunk: bytes = await self.peer.exactly(size)
         await self.peer.exactly(2)
+        return chunk
 
 
 @attrs.define

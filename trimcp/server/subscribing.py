@@ -78,8 +78,8 @@ class _LastNotice:
     _made: tuple[Hashable, Outgoing] = attrs.field(init=False)
 
     def post(self, session: Session, change: Change | str) -> None:
-        revision = session.revision
-        if change != self._change or revision is not self._revision:
+        revision = session.engine.revision
+        if change is not self._change or revision is not self._revision:
             name, params = notification_of(change)
             data = session.encode_notification(name, params)
             self._made = (name, None if params is None else params.uri), Outgoing(data, Kind.NOTIFICATION)
@@ -97,12 +97,12 @@ class _LegacyListener:
     uris: dict[str, None] = attrs.field(factory=dict)  # an empty set takes three times as much memory
 
     def tell(self, change: Change | str) -> None:
-        if change == EVERYTHING:
+        if change in self.uris or change in self.lists:
+            self.notice.post(self.session, change)
+        elif change == EVERYTHING:
             watched: list[Change | str] = [*self.lists, *self.uris]
             for each in watched:
-                self.tell(each)
-        elif change in self.lists or change in self.uris:
-            self.notice.post(self.session, change)
+                self.notice.post(self.session, each)
 
 
 @slotted

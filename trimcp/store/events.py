@@ -192,8 +192,8 @@ class BoundedEvents(EventStore, Generic[K]):
                 self._queue(self.max_reply_bytes, math.inf),
                 self._queue(self.max_bytes, self.max_events),
             )
-        lane = held.replies if entry.reply else held.others
-        if entry.weight > lane.largest:
+        lane, weight = held.replies if entry.reply else held.others, entry.weight
+        if weight > lane.largest:
             total.evicted += 1
             return [entry]
         stream = held.streams.get(entry.stream)
@@ -203,25 +203,31 @@ class BoundedEvents(EventStore, Generic[K]):
             raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
         else:
             stream[entry.seq] = entry
-        lane.entries[entry] = None
-        gone: list[Entry[K]] = []
-        change = entry.weight
-        if len(lane.entries) > lane.max_entries:  # as usual in a long stream: one comes, one of the same size goes
-            oldest = next(iter(lane.entries))
+        entries = lane.entries
+        entries[entry] = None
+        if len(entries) > lane.max_entries:  # as usual in a long stream: one comes, one of the same size goes
+            oldest = next(iter(entries))
             self._unlink(held, lane, oldest)
             total.evicted += 1
-            gone.append(oldest)
-            change -= oldest.weight
+            gone = [oldest]
+            weight -= oldest.weight
+            if not weight:
+                return gone
         else:
             total.events += 1
-        if change:
-            self._weigh(session, held, lane, change)
-            while lane.weight > lane.max_weight:
-                gone.append(self._evict(session, held, lane))
-            while total.weight > self.max_total_bytes:
-                largest = next(iter(self._by_size[max(self._by_size)]))
-                held = self._sessions[largest]
-                gone.append(self._evict(largest, held, held.others if held.others.entries else held.replies))
+            gone = []
+        # As `_weigh`, which would be a call for each event
+        lane.weight += weight
+        total.weight += weight
+        held.weight = now = held.weight + weight
+        if now.bit_length() != held.bits:
+            self._sort_in(session, held)
+        while lane.weight > lane.max_weight:
+            gone.append(self._evict(session, held, lane))
+        while total.weight > self.max_total_bytes:
+            largest = next(iter(self._by_size[max(self._by_size)]))
+            held = self._sessions[largest]
+            gone.append(self._evict(largest, held, held.others if held.others.entries else held.replies))
         return gone
 
     def _queue(self, max_weight: int, max_entries: float) -> _EvictionQueue[K]:

@@ -22,7 +22,7 @@ import trio
 from trimcp.budget import MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
-from trimcp.support.deadlines import Deadlines
+from trimcp.support.deadlines import Deadlines, own_clock
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
@@ -83,9 +83,7 @@ class H1Writer:
     _pending: bytearray = attrs.field(init=False, factory=bytearray)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
-    _now: Callable[[], float] = attrs.field(  # Trio's clock, asked directly, because each event asks
-        init=False, factory=lambda: trio.lowlevel.current_clock().current_time
-    )
+    _now: Callable[[], float] = attrs.field(init=False, factory=own_clock)
     _began: float = attrs.field(init=False, default=-math.inf)  # when the burst began, on Trio's clock
     _scheduled: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
     blocked: bool = attrs.field(init=False, default=False)  # the wire accepted less than all: only that task writes
@@ -107,12 +105,7 @@ class H1Writer:
             pending += data
             self._amount.set(len(pending))
         elif data and not self.broken:
-            taken = self._try(data)
-            if taken < len(data) and not self.broken:
-                pending += memoryview(data)[taken:]
-                self.blocked = True
-                self._schedule()
-                self._amount.set(len(pending))
+            self._send(data)
 
     def gather(self, data: bytes) -> None:
         """Write data that may soon be followed by more, together with what is gathered in this turn of Trio's loop.
@@ -123,9 +116,12 @@ class H1Writer:
         if self.blocked or self.broken or not data or len(data) >= _GATHERED:
             self.write(data)
             return
-        pending = self._pending
+        pending, now = self._pending, self._now()
+        if now - self._began >= _BURST and not pending:
+            self._began = now
+            self._send(data)
+            return
         pending += data
-        now = self._now()
         if now - self._began >= _BURST or len(pending) >= _GATHERED:
             self._began = now
             self._flush()
@@ -186,6 +182,15 @@ class H1Writer:
         except trio.BrokenResourceError:
             self.give_up()
             return 0
+
+    def _send(self, data: bytes) -> None:
+        """Write data while nothing waits, and queue what the wire does not accept."""
+        taken = self._try(data)
+        if taken < len(data) and not self.broken:
+            self._pending += memoryview(data)[taken:]
+            self.blocked = True
+            self._schedule()
+            self._amount.set(len(self._pending))
 
     def _flush(self) -> None:
         """Write what was gathered."""
@@ -323,7 +328,7 @@ class H1Reply:
     @property
     def waiting(self) -> int:
         owner = self._owner
-        return 0 if owner is None else owner.writer.waiting
+        return 0 if owner is None else len(owner.writer._pending)  # each event asks
 
     @property
     def gone(self) -> bool:
