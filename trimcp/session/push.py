@@ -138,7 +138,7 @@ class Pushed:
             self._work is not None
             or session.draining.is_set()  # or closed
             or session.lost is not None
-            or session.jobs
+            or session.jobs.by_id
             or session.pending
             or session.watchers
             or engine.inbound

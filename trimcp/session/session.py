@@ -438,7 +438,8 @@ class Session:
 
     def sink_of(self, origin: Origin | None) -> Sink:
         """Return where messages go that belong to what came from there."""
-        return self.sink if origin is None or origin.sink is None else origin.sink
+        sink = None if origin is None else origin.sink
+        return self.sink if sink is None else sink
 
     def encode_notification(
         self, name: str, params: Any, job: Job | None = None, *, subscription: RequestId | None = None

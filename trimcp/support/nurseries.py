@@ -126,6 +126,11 @@ def server_ends() -> bool:
     return trio.current_effective_deadline() == -math.inf
 
 
+def own_clock() -> Callable[[], float]:
+    """Return what tells the time as `trio.current_time` does within this run of Trio, for a third of the price."""
+    return trio.lowlevel.current_clock().current_time
+
+
 def innermost_scope(task: trio.lowlevel.Task) -> object:
     """Return an object that identifies the task's innermost cancel scope. Trio has no public name for it."""
     return getattr(task, "_cancel_status", None)

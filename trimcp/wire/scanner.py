@@ -335,7 +335,7 @@ def members_in(data: bytes, limit: int) -> int:
 def deeper_than(limit: int, data: bytes) -> bool:
     """Return whether valid JSON text nests arrays and objects deeper than `limit`."""
     if len(data) <= _PIECE:
-        # A few brackets are removed in a tenth of the time in which all other bytes are.
+        # A few brackets are removed, twice, in a fraction of the time in which all other bytes are.
         rest = len(data.replace(b"[", b"", limit + 1)) + len(data.replace(b"{", b"", limit + 1))
         openers = 2 * len(data) - rest
     else:

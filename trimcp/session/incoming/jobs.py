@@ -20,8 +20,7 @@ from trimcp.session.incoming.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
 from trimcp.session.scopes import WaitingTasks
-from trimcp.support.deadlines import own_clock
-from trimcp.support.nurseries import innermost_scope
+from trimcp.support.nurseries import innermost_scope, own_clock
 from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 
@@ -50,7 +49,7 @@ class HandlerTasks:
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
     # bounds the large results of a turn of the event loop, whether their handlers have waited or not
     results: TurnBound = attrs.field(init=False, factory=results_per_turn)
-    now: Callable[[], float] = attrs.field(init=False, factory=own_clock)
+    now: Callable[[], float] = attrs.field(init=False, factory=own_clock)  # the time on Trio's clock
 
     def run_soon(self, job: Job) -> None:
         """Have a worker task run a job, from the next turn of the event loop on. Never blocks."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import attrs
-import trio
 
 from trimcp.budget import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Link, Outgoing, Sink, lane_of
@@ -97,7 +96,7 @@ class Exchange(Handler, StreamSink):
         self._reply, self.at_rest = reply, False
         shared.exchanges += 1
         asked, own = self.awaited, self.own
-        if asked:
+        if asked and (self.forms.may_stream or self.plan.always_streams):
             shared.silent.add(self)
         pushed.deliver((Incoming(message, len(body), self, head.headers, head.principal),))
         if not asked and not self.at_rest:

@@ -47,6 +47,8 @@ class PostPlan:
 
 
 _plan = lru_cache(maxsize=64)(PostPlan)  # there are few different plans
+_ALONE: Final = PostPlan("single", 1, statuses=True)
+_LISTENING: Final = PostPlan("single", 1, statuses=True, always_streams=True)
 _NEW: Final = PostPlan("new", awaited=1)
 _KNOWN: Final = PostPlan("known", awaited=1)
 
@@ -123,7 +125,7 @@ class Routing:
             listens = message.method == LISTEN
             if listens and not events:
                 return refusal(406, "a subscription is answered with text/event-stream", id=message.id)
-            return _plan("single", 1, True, listens)
+            return _LISTENING if listens else _ALONE
         if type(message) is Malformed:
             return _malformed(message, version, modern=True)
         if type(message) is not Notification:

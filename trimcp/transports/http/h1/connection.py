@@ -259,7 +259,7 @@ class H1Connection:
 
         Returns False if it is anything else, or cannot be answered now; then nothing has happened.
         """
-        if self._reply is not None or self._closing or self._parser.buffered:
+        if self._reply is not None or self._closing:
             return False
         found = self._parser.next_whole(data)
         if found is None:

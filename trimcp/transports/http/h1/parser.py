@@ -159,12 +159,12 @@ class RequestParser:
     def next_whole(self, data: bytes) -> tuple[H1Request, bytes] | None:
         """Return a request and its body if `data` is both and no more, with a head like the one before.
 
-        Else nothing has happened, and `data` is to be fed. Nothing may be buffered. The request and its head may be
-        the objects that were returned for the request before.
+        Else nothing has happened, and `data` is to be fed. The request and its head may be the objects that were
+        returned for the request before.
         """
         known = self._known
-        if known is None or self._left or self._chunks is not None:
-            return None  # it belongs to the body before
+        if known is None or self._buffer or self._left or self._chunks is not None:
+            return None  # it belongs to what is incomplete, or to the body before
         if not data.startswith(known.raw) and not _differs_in_length(known, data):
             return None
         request, start = known.request, len(known.raw)

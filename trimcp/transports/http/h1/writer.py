@@ -22,7 +22,8 @@ import trio
 from trimcp.budget import MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
-from trimcp.support.deadlines import Deadlines, own_clock
+from trimcp.support.deadlines import Deadlines
+from trimcp.support.nurseries import own_clock
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
@@ -95,7 +96,11 @@ class H1Writer:
     def write(self, data: bytes) -> None:
         """Write at once what the wire accepts, and queue the rest. Never blocks, never raises."""
         pending = self._pending
-        if pending and not self.blocked:
+        if not pending:
+            if data and not self.broken:
+                self._send(data)
+            return
+        if not self.blocked:
             if len(data) < _GATHERED:
                 pending += data
                 self._flush()
@@ -117,12 +122,13 @@ class H1Writer:
             self.write(data)
             return
         pending, now = self._pending, self._now()
-        if now - self._began >= _BURST and not pending:
+        begins = now - self._began >= _BURST
+        if begins and not pending:
             self._began = now
             self._send(data)
             return
         pending += data
-        if now - self._began >= _BURST or len(pending) >= _GATHERED:
+        if begins or len(pending) >= _GATHERED:
             self._began = now
             self._flush()
         elif not self._scheduled:

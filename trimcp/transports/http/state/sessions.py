@@ -154,17 +154,17 @@ class HttpSession(StreamSink):
 
     def as_events(self, data: bytes) -> bytes:
         """Return an answer that is the only message of its stream, encoded as a stream and kept like others."""
-        if not self.resumable:
+        revision, events = self._agreed or self._find_revision(), self.events
+        if events is None or revision is None or not revision.resumable:
             return encode_event(data)
-        assert self.events is not None
         if not data.isascii():
             data = in_one_line(data)
         self._number = number = self._number + 1
-        if self.can_poll:
+        if revision.priming_event:
             seq, beginning = 2, _PRIMED % (number, number)
         else:
             seq, beginning = 1, b"id: %d-1\ndata: " % number
-        self.events.append(number, seq, data, reply=True)
+        events.append(number, seq, data, reply=True)
         self._keep(number, delivered=True)
         return b"".join((beginning, data, b"\n\n"))
 
