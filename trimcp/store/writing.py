@@ -60,6 +60,7 @@ class WriteQueue:
     store: SharedStore
     refused: Callable[[Write], object]
     done: int = attrs.field(init=False, default=0)  # the number of the last item that was written, or refused
+    said: int = attrs.field(init=False, default=0)  # of the last one that answers wait for, whatever their session
     _items: deque[Write | _Read] = attrs.field(init=False, factory=deque)
     _number: int = attrs.field(init=False, default=0)  # of the last item
     _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last item of each session
@@ -166,9 +167,17 @@ class WriteQueue:
                 del self._waiting[session]
         else:
             self._waiting.clear()
+        self._go_on()
+
+    def _go_on(self) -> None:
         for gate in list(self._gates):
-            if not gate.go_on(done):
+            if not gate.go_on(self.done):
                 del self._gates[gate]
+
+    def wait_no_more(self) -> None:
+        """Have answers leave before what they wait for is kept, because the store cannot be reached."""
+        self.said = 0
+        self._go_on()
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:
         behind = [write for write in writes if _follows(write, self._lost)] if self._lost else []

@@ -131,7 +131,8 @@ print([name for name in wanted if name in sys.modules])
     assert said.stdout == "[]\n"
 
 
-async def test_a_call_without_a_session_runs_nothing_of_what_processes_share(autojump_clock: Any) -> None:
+async def test_a_call_without_a_session_runs_next_to_nothing_of_what_processes_share(autojump_clock: Any) -> None:
+    """It asks whether its answer has to wait, and that is all."""
     async with replicas(1) as ([one], _):
         visitor = Visitor(one.face, LATEST)
         first = await (await visitor.call("echo", text="first")).done()
@@ -139,8 +140,8 @@ async def test_a_call_without_a_session_runs_nothing_of_what_processes_share(aut
         assert isinstance(first.handler, Exchange)
         head, answer = first.handler.head, Answer()
         assert head.again is not None
-        begun = set[str]()
-        sys.setprofile(lambda frame, event, arg: begun.add(frame.f_globals.get("__name__", "")))
+        begun = set[tuple[str, str]]()
+        sys.setprofile(lambda frame, event, arg: begun.add((frame.f_globals.get("__name__", ""), frame.f_code.co_name)))
         try:
             handler = head.again(head)  # as nearly always: a connection's next head is like the one before
             assert handler is not None
@@ -152,8 +153,8 @@ async def test_a_call_without_a_session_runs_nothing_of_what_processes_share(aut
             sys.setprofile(None)
         assert answer.json["result"]["content"][0]["text"] == "2"
         shared = ("trimcp.store.", f"{sharing.__package__}.shar", "trimcp.transports.http.state.held")
-        assert "trimcp.server.tools" in begun
-        assert not [name for name in begun if name.startswith(shared)]
+        assert "trimcp.server.tools" in {module for module, _ in begun}
+        assert {name for module, name in begun if module.startswith(shared)} == {"__init__", "_answer"}
 
 
 @SHARED
@@ -728,12 +729,41 @@ async def test_who_could_not_be_reached_for_a_while_tells_that_anything_may_have
         await trio.sleep(20)
         assert [len(answer.messages) for answer in heard] == [2, 2]
         two.store.broken = OSError("out of order")
-        await (await Visitor(two.face, LATEST).call("touch")).done()
-        await trio.sleep(5)
+        await (await Visitor(two.face, LATEST).call("touch")).done()  # which waits until the store has failed for good
+        await trio.sleep(1)
         assert [len(answer.messages) for answer in heard] == [2, 3]
         two.store.broken = None
         await trio.sleep(20)
         assert [len(answer.messages) for answer in heard] == [3, 3]
+
+
+@pytest.mark.parametrize("revision", [LATEST, LEGACY], ids=str)
+async def test_who_has_an_answer_knows_that_its_changes_reach_the_others(
+    revision: Revision, autojump_clock: Any
+) -> None:
+    """A process that is killed right after an answer takes no change with it."""
+    async with replicas(2) as ([one, two], _):
+        modern = Visitor(two.face, LATEST)
+        wanted = {"notifications": {"resourceSubscriptions": ["app://state"]}}
+        heard = await modern.post(modern.request("subscriptions/listen", wanted))
+        await heard.events(1)
+        visitor = Visitor(one.face, revision)
+        if not revision.modern:
+            await visitor.initialize()
+        await (await visitor.call("touch")).done()
+        await one.be_killed()
+        assert [message["method"] for message in heard.messages][1:] == ["notifications/resources/updated"]
+
+
+async def test_an_answer_waits_for_a_store_that_fails_no_longer_than_the_lease(autojump_clock: Any) -> None:
+    async with replicas(1) as ([one], _):
+        one.store.broken = OSError("out of order")
+        for _second in range(3 * int(one.store.lease)):
+            answer = await Visitor(one.face, LATEST).call("touch")
+            with trio.fail_after(one.store.lease):
+                await answer.done()
+            await trio.sleep(1)
+        assert answer.status == 200
 
 
 async def test_a_change_in_one_process_is_told_by_all(autojump_clock: Any) -> None:

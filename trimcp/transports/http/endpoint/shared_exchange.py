@@ -42,7 +42,34 @@ WINDOW: Final = 64 * 1024
 
 
 @attrs.define(eq=False)
-class SharedExchange(Exchange):
+class ToldExchange(Exchange):
+    """A POST whose answer waits until the changes that this process has told of are kept for the others to read.
+
+    So who has an answer knows that its changes reach everybody who watches, even if this process is killed now.
+    """
+
+    _late: list[tuple[int, Outgoing]] = attrs.field(init=False, factory=list)  # answers, with what each waits for
+
+    def _answer(self, outgoing: Outgoing) -> None:
+        assert self.shared.letters is not None
+        queue = self.shared.letters.queue
+        if queue.said > queue.done:
+            self._late.append((queue.said, outgoing))
+            queue.wait(self)
+        else:
+            super()._answer(outgoing)
+
+    def go_on(self, done: int) -> bool:
+        """See `QueueGate`."""
+        assert self.shared.letters is not None
+        late = self._late
+        while late and (late[0][0] <= done or not self.shared.letters.queue.said):
+            super()._answer(late.pop(0)[1])
+        return bool(late)
+
+
+@attrs.define(eq=False)
+class SharedExchange(ToldExchange):
     """A POST to a session that this process holds, or that begins here."""
 
     _gate: GatedReply | None = attrs.field(init=False, default=None)

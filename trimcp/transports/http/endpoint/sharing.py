@@ -30,6 +30,7 @@ from trimcp.transports.http.endpoint.shared_exchange import (
     RemoteReply,
     SharedExchange,
     SharedGet,
+    ToldExchange,
     answer,
     is_said_once,
     later,
@@ -318,6 +319,7 @@ class SessionSharing:
             self._publish(_ANYTHING, False)  # letters of others did not arrive
 
     def _lose_all(self) -> None:
+        self.queue.wait_no_more()
         for session in self.shared.sessions:
             if isinstance(session, HeldSession):
                 session.lose("another process may have taken the session over: this one stood still")
@@ -458,7 +460,7 @@ class SessionSharing:
         """Return the class of the exchange that answers a POST."""
         id, named = head.headers.get("mcp-session-id"), self.shared.routing.modern_names
         if head.headers.get("mcp-protocol-version") in named or (id is not None and not self.shared.sessions.has(id)):
-            return Exchange
+            return ToldExchange
         return SharedExchange
 
     def get(self, session: HttpSession, head: Head) -> SessionGet:
@@ -582,8 +584,10 @@ class SessionSharing:
 
     def _changed(self, changed: str, is_list: bool) -> None:
         if not self._publishing:
-            told = self.letters.say(None, "change", changed=changed, list=is_list)
-            self._untold = self._untold or told is None
+            if self.letters.say(None, "change", changed=changed, list=is_list) is None:
+                self._untold = True
+            elif self.has_lease:
+                self.queue.said = self.queue.last("")
 
     def _publish(self, changed: str, is_list: bool) -> None:
         self._publishing = True
