@@ -81,8 +81,8 @@ class TurnBound:
 
     def _refill_soon(self) -> None:
         if not self._coming:
-            self._coming = True
             trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn)
+            self._coming = True
 
     def _next_turn(self) -> None:
         self._coming = False

@@ -292,8 +292,9 @@ async def test_every_task_ends_exactly_once_while_servers_and_workers_are_killed
         assert ended.setdefault(id, done) == done
 
     async def fault(running: list[list[trio.Process]]) -> None:
-        for turn in range(8):  # four of them at workers: of a task that five have left, it is said that it is given up
-            (victim,) = running[turn * 3 % len(running)]
+        # Four of them at workers: of a task that five have left, it is said that it is given up.
+        for index in (0, 3, 1, 4, 0, 2, 1, 3, 0, 1):
+            (victim,) = running[index]
             if victim.poll() is None:
                 await kill(victim)
             await trio.sleep(drawn.uniform(0.1, 0.8))  # faults come at their own times, whatever others do
