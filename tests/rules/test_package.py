@@ -116,7 +116,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     ]
     said = ["InitializeParams", "InitializeResult", "Implementation", "Params", "Result", "Tool"]
     assert payloads == sorted([*declared, *said]), "payload classes that attrs had to finish"
-    assert len(complete) < 20, f"classes that attrs had to complete: {complete}"
+    assert len(complete) < 50, f"classes that attrs had to complete: {complete}"
 
 
 def test_trimcp_run_loads_what_a_server_needs_and_of_the_command_its_own_module(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from trimcp.session.drive import AnyChannel, DirectEnd, driving
 from trimcp.session.outgoing.pending import Pending
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session, mirrored
-from trimcp.support.slotted import evolved
 from trimcp.wire.common import META_SERVER_INFO, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.lifecycle import DiscoverResult
@@ -264,7 +263,7 @@ def opened(target: Opener) -> AbstractAsyncContextManager[AnyChannel]:
 def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession:
     profile = client.profile
     if offered != profile.revisions:
-        profile = evolved(profile, revisions=offered)
+        profile = attrs.evolve(profile, revisions=offered)
     endpoint = ClientEndpoint(client)
     engine = Connection(
         Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers, strict=client.strict

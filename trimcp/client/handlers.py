@@ -38,7 +38,7 @@ from trimcp.wire.input_requests import (
 )
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.methods import TASK_NOTICE
-from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
+from trimcp.wire.revisions import REVISIONS, Revision
 
 Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
@@ -114,7 +114,7 @@ class ClientProgram:
         )
         self.limits: Final = limits_of(limits)
         most = self.limits.max_server_info
-        self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
+        self.profile: Final = Profile(info, capabilities, revisions=revisions, max_peer_info=most)
         self.request_timeout = request_timeout
         self.max_request_time = max_request_time
         self.send_deadlines = send_deadlines

@@ -10,11 +10,10 @@ import attrs
 import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
-from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Implementation
-from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 # Bytes of memory per byte of text: for nested small objects, for lists of them that may have over-allocated, and for a
 # typical client.
@@ -29,7 +28,7 @@ class Role(Enum):
     SERVER = "server"
 
 
-@slotted
+@attrs.define(eq=False, repr=False)
 class Profile:
     """What we send about ourselves, shared by all connections of one server or client and read at every handshake."""
 
@@ -38,7 +37,7 @@ class Profile:
     capabilities: ClientCapabilities | ServerCapabilities
     instructions: str | None = None  # a server's advice to the model, or None
     # the revisions that we support, oldest first
-    revisions: tuple[Revision, ...] = REVISIONS
+    revisions: tuple[Revision, ...] = attrs.field(default=REVISIONS, converter=revisions_of)
     discover_ttl_ms: int = 0  # for how many milliseconds a client may cache the answer to `server/discover`
     # bytes of memory allowed for the data of a peer (its name, its capabilities, a server's instructions), which is
     # kept as long as the connection or session lasts

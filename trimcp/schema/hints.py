@@ -20,7 +20,7 @@ import attrs
 
 from trimcp.schema.docstrings import parse
 from trimcp.support.bounds import is_token
-from trimcp.support.slotted import evolved, slotted, valued
+from trimcp.support.slotted import valued
 
 _QUALIFIERS: Final = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})  # of typing or typing_extensions
 
@@ -35,7 +35,7 @@ class UnreadableHint(TypeError):
     """An extra of an `Annotated` is known in part, so the rest would never be checked. The text names it."""
 
 
-@slotted(frozen=True)
+@attrs.frozen
 @valued
 class Field:
     """One field of a record class, under its name in JSON."""
@@ -233,7 +233,7 @@ def fields_of(hint: Any) -> list[Field]:
     described = parse(cls.__doc__).parameters
     hints = {name: substitute(each, bound.get(name, {}), hint) for name, each in hints.items()}
     return [
-        evolved(field, description=described[field.name])
+        attrs.evolve(field, description=described[field.name])
         if field.name in described and not field.description
         else field
         for field in _raw_fields(cls, hints)

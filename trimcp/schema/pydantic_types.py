@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import attrs
+
 from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, field_infos, hashes, is_field_info, is_model
 from trimcp.schema.validator import Problems
-from trimcp.support.slotted import evolved
 from trimcp.wire.jsonrpc import encode
 
 
@@ -126,4 +127,4 @@ def resolve_field(field: Field) -> Field:
         shown = ABSENT_DEFAULT if info.default_factory is not None else info.default
     required = shown is ABSENT_DEFAULT and fill is None
     changed = {"name": name, "hint": hint, "required": required, "default": shown, "fill": fill}
-    return evolved(field, **changed, attribute=field.name)
+    return attrs.evolve(field, **changed, attribute=field.name)

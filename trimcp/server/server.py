@@ -27,7 +27,7 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.given import given_implementation, given_text
-from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
+from trimcp.wire.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
@@ -148,8 +148,7 @@ class Server(Extending, Generic[StateT]):
         self.info: Implementation = given_implementation(name, version, icons, **texts)
         advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
-        known = revisions_of(revisions)
-        profile = Profile(self.info, ServerCapabilities(), advice or None, known, max_peer_info=most)
+        profile = Profile(self.info, ServerCapabilities(), advice or None, revisions, max_peer_info=most)
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {}, offers=offers)
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback

@@ -25,7 +25,6 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.support.bounds import check_number
 from trimcp.support.nurseries import unwrap_single
-from trimcp.support.slotted import slotted
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
@@ -125,7 +124,7 @@ class ToolOptions(ListedOptions, total=False):
     cache: ResultCache | None
 
 
-@slotted
+@attrs.define(eq=False, repr=False)
 class ToolEntry:
     """One tool: its listing and the objects that its calls need, built once."""
 

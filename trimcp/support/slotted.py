@@ -1,10 +1,8 @@
-"""Declares classes with slots that attrs completes once they are used often: `@slotted` instead of `@attrs.define`.
+"""Declares classes with slots that attrs completes at their first use: `@slotted` instead of `@attrs.define`.
 
 A server has a hundred classes and has met a third of them when it gives its first answer. attrs writes and compiles an
-`__init__` for each, in a fifth of a millisecond: that was a tenth of the start. Most of them have one object, such as a
-server's registry or its only session. So the first objects of a class are filled field by field, which takes a
-hundredth of a millisecond each, and attrs sees the class when there are more. `trimcp.wire.fields.wire` leaves payloads
-to attrs at their first use; they have no slots.
+`__init__` for each, in a fifth of a millisecond: that was a tenth of the start. `trimcp.wire.fields.wire` does the same
+for payloads, which have no slots.
 
 `__eq__`, `__hash__` and `__repr__` are shared by many classes (`@valued`, `@shown`), instead of a set that attrs
 compiles for each, which takes longer than everything else it does. attrs keeps methods that a class already has, so
@@ -62,10 +60,6 @@ class CompletedLater:
     def complete(self) -> None:
         """Have attrs write the methods, unless it has."""
 
-    def own_fields(self) -> list[Any] | None:
-        """Return the fields that the class adds to its bases, if they can be known without attrs."""
-        return None
-
     def first_init(self) -> Callable[..., None]:
         def __init__(value: Any, /, *args: Any, **fields: Any) -> None:  # noqa: N807 - until attrs replaces it
             self.complete()
@@ -77,15 +71,13 @@ class CompletedLater:
 class _Incomplete(CompletedLater):
     """A class that has its slots, and will be completed with what attrs writes."""
 
-    __slots__ = ("_fields", "_filled", "_options", "_raw")
+    __slots__ = ("_options", "_raw")
 
     def __init__(self, raw: Any, options: dict[str, Any]) -> None:
         self._raw: Any = raw
         self._options = options
-        self._fields: list[Any] | None = None  # once the first object asked for them
-        self._filled = 0
         body = dict(vars(raw))
-        fields = _names_of_fields(raw)
+        fields = [name for name, hint in body.get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
         for name in (*fields, "__dict__", "__weakref__"):
             body.pop(name, None)
         inherited: set[str] = set()
@@ -103,55 +95,6 @@ class _Incomplete(CompletedLater):
         self.cls = type(raw)(raw.__name__, raw.__bases__, body)
         _rebind(body.values(), raw, self.cls)
 
-    def first_init(self) -> Callable[..., None]:
-        def __init__(value: Any, /, *args: Any, **given: Any) -> None:  # noqa: N807 - until attrs replaces it
-            if not self._fill(value, args, given):
-                self.complete()
-                self.cls.__init__(value, *args, **given)
-
-        return __init__
-
-    def _fill(self, value: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
-        """Set an object's fields as the `__init__` of attrs would, unless only that can: then return False."""
-        fields = None if self._filled == _FEW else self.fields()
-        members = None if fields is None else _members_given(fields, args, given)
-        if fields is None or members is None:
-            return False
-        self._filled += 1
-        for field in fields:
-            if field.name in members:
-                member = members[field.name]
-            elif field.default is attrs.NOTHING:
-                continue
-            else:
-                member = field.default
-                if isinstance(member, attrs.Factory):  # type: ignore[arg-type]  # a class, which its stub calls a function
-                    member = member.factory(value) if member.takes_self else member.factory()
-            object.__setattr__(value, field.name, member if field.converter is None else field.converter(member))
-        if hasattr(value, "__attrs_post_init__"):
-            value.__attrs_post_init__()
-        return True
-
-    def fields(self) -> list[Any] | None:
-        """Return all fields in the order of attrs, with its names for what they are. None: only attrs can set them."""
-        if self._fields is None and _READABLE and (raw := self._raw) is not None:
-            found: dict[str, Any] = {}
-            for cls in reversed(raw.__mro__):
-                own = self.own_fields() if cls is raw else _own_fields(cls)
-                if own is None or not all(map(_is_plain, own)):
-                    return None
-                for field in own:
-                    found.pop(field.name, None)  # its place is where it was declared last
-                    found[field.name] = field
-            self._fields = list(found.values())
-        return self._fields
-
-    def own_fields(self) -> list[Any] | None:
-        raw, kw_only = self._raw, self._options["kw_only"]
-        if raw is None:  # meanwhile, in another thread
-            return _own_fields(self.cls)
-        return [_DeclaredField(name, vars(raw).get(name, attrs.NOTHING), kw_only) for name in _names_of_fields(raw)]
-
     def complete(self) -> None:
         """Have attrs write its methods for a class of its own, and take them: they fit every class with these slots."""
         with self.lock:
@@ -164,74 +107,23 @@ class _Incomplete(CompletedLater):
                 if name in written:
                     setattr(self.cls, name, written[name])
             del self.cls.__signature__  # that of its `__init__` is read instead
-            self._raw = self._fields = None
-
-
-class _DeclaredField:
-    """One field of a class that attrs has not seen yet, with the names that an attribute of attrs has."""
-
-    __slots__ = ("alias", "converter", "default", "init", "kw_only", "name", "validator")
-
-    def __init__(self, name: str, declared: Any, kw_only: bool) -> None:
-        self.name = name
-        self.default, self.init, self.kw_only = declared, True, kw_only
-        self.alias = name.lstrip("_")
-        self.validator = self.converter = None
-        if type(declared) is _DECLARED:
-            self.default, self.init = declared._default, declared.init
-            self.kw_only = kw_only or bool(declared.kw_only)
-            self.alias = declared.alias or self.alias
-            self.validator, self.converter = declared._validator, declared.converter
-
-
-def _own_fields(cls: type) -> list[Any] | None:
-    declared = vars(cls).get("__attrs_attrs__", ())
-    if type(declared) is OnAsking:
-        return declared.later.own_fields()
-    return [attribute for attribute in declared if not attribute.inherited]
-
-
-def _is_plain(field: Any) -> bool:
-    return field.validator is None and not isinstance(field.converter, attrs.Converter)
-
-
-def _names_of_fields(raw: type) -> list[str]:
-    return [name for name, hint in vars(raw).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
-
-
-def _members_given(fields: list[Any], args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments by the names of their fields. None if they do not fit: attrs says what is wrong."""
-    members: dict[str, Any] = {}
-    if args:
-        by_position = [field.name for field in fields if field.init and not field.kw_only]
-        members = dict(zip(by_position, args, strict=False))
-    for field in fields:
-        if field.init and field.alias in given and field.name not in members:
-            members[field.name] = given[field.alias]
-        elif field.init and field.default is attrs.NOTHING and field.name not in members:
-            return None
-    return members if len(members) == len(args) + len(given) else None
+            self._raw = None
 
 
 class OnAsking:
     """An attribute of a class that is not complete yet: to ask for it completes the class."""
 
-    __slots__ = ("_name", "later")
+    __slots__ = ("_later", "_name")
 
     def __init__(self, name: str, later: CompletedLater) -> None:
         self._name = name
-        self.later = later
+        self._later = later
 
     def __get__(self, value: Any, owner: type) -> Any:
-        self.later.complete()
+        self._later.complete()
         return getattr(owner, self._name)
 
 
-_FEW: Final = 8
-"""How many objects of a class are filled before attrs sees it: as many take less than what attrs takes once."""
-_DECLARED: Final = type(attrs.field())
-_READABLE: Final = hasattr(_DECLARED, "_default") and hasattr(_DECLARED, "_validator")
-"""Whether attrs keeps there what `attrs.field` was given, as no version of it promises."""
 _ASKED: Final = ("__attrs_attrs__", "__match_args__", "__signature__")
 _WRITTEN: Final = ("__init__", "__attrs_attrs__", "__match_args__", "__attrs_props__")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from trimcp.support.slotted import slotted, valued
+import attrs
+
+from trimcp.support.slotted import valued
 from trimcp.wire.fields import ABSENT, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -103,7 +105,7 @@ class PageParams(Params):
     cursor: str | None = field(default=None)
 
 
-@slotted(frozen=True)
+@attrs.frozen
 @valued
 class Unreadable:
     """A member of a list in a server's result that could not be read, and was left out.

@@ -14,7 +14,6 @@ from typing import Final
 import attrs
 
 from trimcp.errors import LocalError
-from trimcp.support.slotted import slotted
 
 
 class Era(Enum):
@@ -38,7 +37,7 @@ def _date(value: object) -> str:
     raise TypeError(f"a revision is compared with a revision or a date such as '2025-06-18', not {value!r:.60}")
 
 
-@slotted(frozen=True)
+@attrs.frozen(eq=False, repr=False)
 class Revision:
     """One dated revision. Compares by age, also with a date as text: `V2025_03_26 < V2025_06_18 == "2025-06-18"`.
 

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, Unpack, get_args
 
+import attrs
+
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.rules import RegistrationRules, prefix_of
 from trimcp.agent_tools.messages import errors
@@ -129,7 +131,7 @@ def hidden(entry: ToolEntry, principal: Principal | None) -> bool:
 def _with_any_result(entry: ToolEntry) -> ToolEntry:
     """Return an entry whose structured results are any JSON values."""
     listed = evolved(entry.listed, output_schema=_ANY_RESULT.schema)
-    return evolved(entry, listed=listed, shape=_ANY_RESULT, output_validator=validator_for(_ANY_RESULT.schema))
+    return attrs.evolve(entry, listed=listed, shape=_ANY_RESULT, output_validator=validator_for(_ANY_RESULT.schema))
 
 
 def _returns_content(hint: Any) -> bool:
@@ -268,7 +270,7 @@ class EntryMaker:
             input_schema=dict(manifest.parameters),
             meta={**(options.get("meta") or {}), META_VERSION: manifest.version},
         )
-        made = evolved(
+        made = attrs.evolve(
             entry,
             listed=listed,
             validator=first if own.schema == _ANY_ARGUMENTS else _BothSchemas(first, own),
