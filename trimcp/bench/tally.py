@@ -36,6 +36,14 @@ class Tally(Counts):
     It has more than 20 fields because each is counted by itself while calls end.
     """
 
+    # Declared again because they are set here: type checkers ask for that.
+    calls: int = 0
+    after: int = 0
+    parts: float = 0.0
+    cancelled: int = 0
+    timed_out: int = 0
+    progress: int = 0
+
     failed: int = 0  # the sum of `errors`
     answers: int = 0  # responses to calls between `begin` and `end`, right or wrong
     # `bytes_in`, `bytes_out`: bytes since `begin`

@@ -114,7 +114,6 @@ class RpcExchange(AgentExchange):
     """A request that is a message of protobuf."""
 
     transport = "grpc"
-    response_of = staticmethod(error_response)
 
     caller: AgentCaller
     _method: _Method
@@ -157,6 +156,10 @@ class RpcExchange(AgentExchange):
         left = self.receive(messages.read_as(self._method[0], members), size)
         if left is not None:
             await left()
+
+    @staticmethod
+    def response_of(error: errors.AgentToolsError) -> HttpResponse:
+        return error_response(error)
 
     def _receive_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""

@@ -192,7 +192,9 @@ class JsonExchange(AgentExchange):
     _said: Any = attrs.field(init=False, default=None)  # what a malformed message says of itself
     _takes_json: bool = attrs.field(init=False, default=True)
 
-    response_of = staticmethod(failure)
+    @staticmethod
+    def response_of(error: errors.AgentToolsError) -> HttpResponse:
+        return failure(error)
 
     # Called by the host
 
