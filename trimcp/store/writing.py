@@ -69,6 +69,7 @@ class WriteQueue:
     _size: int = attrs.field(init=False, default=0)  # of the items, in bytes
     _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
+    _failing: bool = attrs.field(init=False, default=False)  # whether the last attempt of a commit has failed
     # sessions, with their fences, of which something could not be written while more waits, which would hide its loss
     _lost: set[tuple[str, int]] = attrs.field(init=False, factory=set)
     _lost_until: int = attrs.field(init=False, default=0)  # the number of the last of those others
@@ -174,8 +175,13 @@ class WriteQueue:
             if not gate.go_on(self.done):
                 del self._gates[gate]
 
-    def wait_no_more(self) -> None:
-        """Have answers leave before what they wait for is kept, because the store cannot be reached."""
+    def hold_answers(self) -> None:
+        """Have answers wait for the letters that were put, as long as the store keeps what it is given."""
+        if not self._failing:
+            self.said = self.last("")
+
+    def let_answers_go(self) -> None:
+        """Have answers wait for nothing, because the store cannot be reached."""
         self.said = 0
         self._go_on()
 
@@ -185,9 +191,14 @@ class WriteQueue:
             writes = [write for write in writes if not _follows(write, self._lost)]
         for pause in _PAUSES:
             try:
-                return [*behind, *await self.store.commit(writes)]
+                refused = await self.store.commit(writes)
             except OSError as error:
+                self._failing = True
+                self.let_answers_go()
                 self._warn(error)
+            else:
+                self._failing = False
+                return [*behind, *refused]
             await trio.sleep(pause)
         self._lost_until = self._number
         self._lost.update((each.session, each.fence) for each in writes if isinstance(each, AppendEvent | SaveSession))

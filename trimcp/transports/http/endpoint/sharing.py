@@ -319,7 +319,7 @@ class SessionSharing:
             self._publish(_ANYTHING, False)  # letters of others did not arrive
 
     def _lose_all(self) -> None:
-        self.queue.wait_no_more()
+        self.queue.let_answers_go()
         for session in self.shared.sessions:
             if isinstance(session, HeldSession):
                 session.lose("another process may have taken the session over: this one stood still")
@@ -587,7 +587,7 @@ class SessionSharing:
             if self.letters.say(None, "change", changed=changed, list=is_list) is None:
                 self._untold = True
             elif self.has_lease:
-                self.queue.said = self.queue.last("")
+                self.queue.hold_answers()
 
     def _publish(self, changed: str, is_list: bool) -> None:
         self._publishing = True
