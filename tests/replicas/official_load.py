@@ -18,6 +18,10 @@ import anyio
 import mcp_types as t
 from mcp import Client
 
+# What it says of a session that it has no more. It loses one by itself where a message beside a call, such as an answer
+# to a question, meets the end of a process.
+OVER = ("Connection closed", "Session terminated")
+
 warnings.simplefilter("ignore")
 stopping = threading.Event()
 
@@ -36,8 +40,10 @@ async def answer(context: Any, params: Any) -> t.ElicitResult:
 
 
 async def one(client: Client, tool: str, arguments: dict[str, Any], to: int, long: float) -> None:
+    """Make a call, and say how it ended. Raises what has ended the session, too."""
     numbers: list[int] = []
     ends: list[str] = []
+    over: Exception | None = None
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         numbers.append(int(done))
@@ -52,7 +58,10 @@ async def one(client: Client, tool: str, arguments: dict[str, Any], to: int, lon
     except Exception as error:
         ends.append("error")
         say(why=f"{tool}: {type(error).__name__}: {error}")
+        over = error if str(error) in OVER else None
     say(to=to, numbers=numbers, ends=ends, seconds=time.monotonic() - began)
+    if over is not None:
+        raise over
 
 
 async def main(url: str, mode: str, count: int, pause: float, long: float) -> None:
