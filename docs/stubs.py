@@ -100,7 +100,7 @@ BESIDE = {
 def stand_ins(kind: str) -> str:
     """Return the text of the stub of a client without Trio."""
     how = KINDS[kind]
-    source = ast.parse(inspect.getsource(inspect.getmodule(ClientSession)))  # type: ignore[arg-type]
+    source = ast.parse(inspect.getsource(sys.modules[ClientSession.__module__]))
     homes = {
         alias.name: node.module
         for node in source.body

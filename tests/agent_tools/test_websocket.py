@@ -289,7 +289,7 @@ async def test_a_context_ends_though_a_watcher_is_found_gone_when_it_is_told() -
     said: list[bytes] = []
     async with world(tools()) as at:
         context = await at.run.contexts.create(("", "anonymous"), "c")
-        watches = StreamWatches(SimpleNamespace(sink=Leaving()))  # type: ignore[arg-type]
+        watches = StreamWatches(SimpleNamespace(sink=Leaving()))  # type: ignore[arg-type]  # no more is asked
         watches.begin(context, "w")
         await context.destroy("done")
         assert len(said) == 2

@@ -148,5 +148,5 @@ def test_what_is_built_is_built_again_when_its_sources_change(tmp_path: Path, mo
 def test_the_compiled_peers_use_the_pinned_versions() -> None:
     peers = environments.HERE / "peers"
     go, rust = (peers / "go_sdk" / "go.mod").read_text("utf-8"), (peers / "rmcp" / "Cargo.toml").read_text("utf-8")
-    assert re.search(r"go-sdk (v[\d.]+)", go)[1] == environments.PINS["go"]["go-sdk"]  # type: ignore[index]
-    assert re.search(r'rmcp = \{ version = "=([\d.]+)"', rust)[1] == environments.PINS["cargo"]["rmcp"]  # type: ignore[index]
+    assert re.findall(r"go-sdk (v[\d.]+)", go)[0] == environments.PINS["go"]["go-sdk"]
+    assert re.findall(r'rmcp = \{ version = "=([\d.]+)"', rust) == [environments.PINS["cargo"]["rmcp"]]

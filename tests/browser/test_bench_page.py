@@ -37,7 +37,7 @@ def test_it_fits_on_every_screen(tmp_path: Path) -> None:
         grounds = []
         for width, scheme, media in ((1200, "light", "screen"), (400, "dark", "screen"), (700, "dark", "print")):
             page.set_viewport_size({"width": width, "height": 800})
-            page.emulate_media(color_scheme=scheme, media=media)  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme, media=media)  # type: ignore[arg-type]  # of their literals
             page.goto(file.as_uri())
             assert page.evaluate(OVERFLOW) <= 0, width
             assert page.evaluate(CUT) == [], width

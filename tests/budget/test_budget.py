@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import hypothesis.strategies as st
@@ -329,6 +330,24 @@ async def test_the_next_turn_is_asked_for_once_however_many_wait_for_it(monkeypa
             assert reads <= 2 * turn
             assert asked <= turn
     assert reads == 10
+
+
+def test_a_turn_that_was_asked_for_when_a_run_ended_does_not_keep_the_next_run_waiting() -> None:
+    turns = TurnBound(1)
+
+    async def run(*, leaves: bool) -> None:
+        with trio.fail_after(5):
+            await wait_thrice(leaves=leaves)
+
+    async def wait_thrice(*, leaves: bool) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(turns.wait, 1)
+            if leaves:
+                nursery.cancel_scope.cancel()
+
+    trio.run(partial(run, leaves=True))
+    trio.run(partial(run, leaves=False))
 
 
 def test_the_step_is_chosen_anew_at_twice_as_many_holdings_and_at_half() -> None:

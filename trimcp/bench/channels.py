@@ -274,7 +274,10 @@ class _EventChannel:
     # The stream
 
     async def open(self) -> None:
-        """Open the stream and wait for its first event, the endpoint for POSTs. Raises ConnectionLost."""
+        """Open the stream and wait for its first event, the endpoint for POSTs.
+
+        Raises ConnectionLost: no endpoint was received; the text has the reason.
+        """
         patience = self._load.plan.opening
         stream = self.stream
         try:

@@ -96,7 +96,10 @@ class _LoadSession:
             raise ConnectionLost(str(error)) from None
 
     async def renew(self, head: bytes) -> None:
-        """Initialize again, once for all calls that were told for this `head` that there is no session; or McpError."""
+        """Initialize again, once for all calls that were told for this `head` that the session does not exist.
+
+        Raises McpError: it failed, or was done too often.
+        """
         async with self._turn:
             if head != self.head:
                 return

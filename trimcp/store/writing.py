@@ -60,7 +60,7 @@ class WriteQueue:
     store: SharedStore
     refused: Callable[[Write], object]
     done: int = attrs.field(init=False, default=0)  # the number of the last item that was written, or refused
-    said: int = attrs.field(init=False, default=0)  # of the last one that answers wait for, whatever their session
+    before_answers: int = attrs.field(init=False, default=0)  # of the last item that answers wait for; 0: for none
     _items: deque[Write | _Read] = attrs.field(init=False, factory=deque)
     _number: int = attrs.field(init=False, default=0)  # of the last item
     _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last item of each session
@@ -178,11 +178,11 @@ class WriteQueue:
     def hold_answers(self) -> None:
         """Have answers wait for the letters that were put, as long as the store keeps what it is given."""
         if not self._failing:
-            self.said = self.last("")
+            self.before_answers = self.last("")
 
     def let_answers_go(self) -> None:
         """Have answers wait for nothing, because the store cannot be reached."""
-        self.said = 0
+        self.before_answers = 0
         self._go_on()
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:

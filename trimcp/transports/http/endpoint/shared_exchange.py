@@ -53,8 +53,8 @@ class ToldExchange(Exchange):
     def _answer(self, outgoing: Outgoing) -> None:
         assert self.shared.letters is not None
         queue = self.shared.letters.queue
-        if queue.said > queue.done:
-            self._late.append((queue.said, outgoing))
+        if queue.before_answers > queue.done:
+            self._late.append((queue.before_answers, outgoing))
             queue.wait(self)
         else:
             super()._answer(outgoing)
@@ -63,7 +63,7 @@ class ToldExchange(Exchange):
         """See `QueueGate`."""
         assert self.shared.letters is not None
         late = self._late
-        while late and (late[0][0] <= done or not self.shared.letters.queue.said):
+        while late and (late[0][0] <= done or not self.shared.letters.queue.before_answers):
             super()._answer(late.pop(0)[1])
         return bool(late)
 

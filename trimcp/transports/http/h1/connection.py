@@ -377,9 +377,10 @@ class H1Connection:
     # Reading
 
     async def _more(self, most: int = READ_SIZE, *, idle: bool = False, answered: bool = False) -> bool:
-        """Wait for more input, at most so many bytes; False if the connection ends. Raises RequestRefused: too late.
+        """Wait for more input; return False if the connection ends. Raises RequestRefused: it took too long.
 
-        `idle`: no request has begun, so the connection can end without a response. `answered`: it was sent already.
+        `most`: bytes. `idle`: no request has begun, so the connection can end without a response. `answered`: it was
+        sent already.
         """
         while True:
             if idle and self._reply is not None:
